@@ -1,0 +1,39 @@
+# Two commands: `make chat` trains a model and opens its page, `make test` runs the whole CPU suite.
+PYTHON ?= python3
+PORT ?= 7860
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: chat test lint clean
+
+chat: $(VENV)/.ready
+	$(BIN)/dvc repro
+	$(BIN)/python -m app.chat --port $(PORT)
+
+test: $(VENV)/.ready-test chromium
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# The environment; rebuilt when the dependencies change.
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet .
+	touch $@
+
+$(VENV)/.ready-test: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet '.[test]'
+	touch $@
+
+# Debian's browser for the tests of the chat page; without it they are skipped, except under CI=true.
+.PHONY: chromium
+chromium:
+	@command -v chromium >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
+	  echo "chromium is not installed and can't be: the browser tests will be skipped"
+
+clean:
+	rm -rf runs .work

@@ -1,0 +1,70 @@
+"""Reading shards: rows of token ids by number, memory-mapped."""
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from data.manifest import mask_name, read_manifest, resolve_folder, verify
+
+
+class Rows:
+    """The rows of one split ("train" or "validation") of a manifest. Safe to share between threads.
+
+    Raises UserError, naming the file, if one is missing or has another size than the manifest says; `verify` in
+    data.manifest also compares hashes.
+    """
+
+    def __init__(self, manifest_path: Path | str, split: str) -> None:
+        self.manifest = read_manifest(Path(manifest_path))
+        verify(self.manifest, full=False)
+        self.figures: dict = self.manifest["splits"][split]
+        self.context: int = self.manifest["context"]
+        folder = resolve_folder(self.manifest["folder"])
+        width = self.context + 1
+        entries = self.figures["files"]
+        self._ids = [
+            np.memmap(folder / entry["name"], self.manifest["dtype"], "r", shape=(entry["rows"], width))
+            for entry in entries
+        ]
+        self._masks = [
+            np.memmap(folder / mask_name(entry["name"]), np.uint8, "r", shape=(entry["rows"], width))
+            for entry in entries
+            if "mask_sha256" in entry
+        ]
+        self._ends = np.cumsum([entry["rows"] for entry in entries])
+
+    def __len__(self) -> int:
+        return self.figures["rows"]
+
+    def ids(self, indices: np.ndarray) -> np.ndarray:
+        """(n, T+1) int64: the tokens of the rows."""
+        return self._gather(self._ids, np.asarray(indices), np.int64)
+
+    def mask(self, indices: np.ndarray) -> np.ndarray:
+        """(n, T+1) uint8: 1 where a token is learned, so that column j goes with ids[:, j] as a target."""
+        indices = np.asarray(indices)
+        if self._masks:
+            return self._gather(self._masks, indices, np.uint8)
+        mask = np.ones((len(indices), self.context + 1), np.uint8)
+        if padding := self.figures["padding"]:  # rows without a mask file are full, but for the last one's end
+            mask[indices == len(self) - 1, -padding:] = 0
+        return mask
+
+    @cached_property
+    def target_counts(self) -> np.ndarray:
+        """(rows,) int64: how many of a row's T targets are learned."""
+        if self._masks:
+            return np.concatenate([mask[:, 1:].sum(axis=1, dtype=np.int64) for mask in self._masks])
+        counts = np.full(len(self), self.context, np.int64)
+        counts[-1] -= self.figures["padding"]
+        return counts
+
+    def _gather(self, files: list[np.memmap], indices: np.ndarray, dtype: type) -> np.ndarray:
+        rows = np.empty((len(indices), self.context + 1), dtype)
+        which = np.searchsorted(self._ends, indices, side="right")
+        for number in np.unique(which):
+            here = which == number
+            first = self._ends[number] - len(files[number])
+            rows[here] = files[number][indices[here] - first]
+        return rows

@@ -1,0 +1,176 @@
+"""The GPT: token ids in, hidden states and logits out. Knows nothing of optimizers, data or devices' quirks.
+
+RoPE (arXiv 2104.09864), QK-norm (arXiv 2010.04245), parameter-free RMSNorm (arXiv 1910.07467), ReLU² MLP
+(arXiv 2109.08668), untied head with a tanh softcap (arXiv 2408.00118), and gated value embeddings: on alternate
+layers each token adds a learnt vector to its value, scaled a head by a gate read from the residual stream.
+Shapes: B batch, T positions, C width, H heads, D head dimension, V vocabulary.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model.attention.backends import Attend, Sdpa
+from model.config import GPTConfig
+
+GATE_CHANNELS = 32  # of the residual stream, read by the value gates
+
+
+class Cache(Protocol):
+    """Keys and values of earlier positions, for generation; see model.cache."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor: ...
+
+
+def norm(x: Tensor) -> Tensor:
+    """RMSNorm over the last dimension, without parameters."""
+    return F.rms_norm(x, (x.shape[-1],))
+
+
+def rotary_tables(length: int, head_dim: int, base: float, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (length, D/2) in float32 of RoPE's angles."""
+    frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), frequencies)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the halves of x (B, T, H, D) by the angles of its positions; cos and sin (T or B×T, 1, D/2)."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with one fused projection for queries, keys and values."""
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.window = config.windows[layer]
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.qkv = nn.Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
+        self.out = nn.Linear(self.heads * self.head_dim, config.width, bias=False)
+        gate_channels = min(GATE_CHANNELS, config.width)
+        self.gate = nn.Linear(gate_channels, self.kv_heads, bias=False) if layer in config.value_layers else None
+
+    def forward(
+        self, x: Tensor, value: Tensor | None, rotary: tuple[Tensor, Tensor], attend: Attend, cache: Cache | None
+    ) -> Tensor:
+        """x (B, T, C) normed; value (B, T, H_kv × D) from the value embedding, or None."""
+        batch, length, _ = x.shape
+        sizes = [self.heads, self.kv_heads, self.kv_heads]
+        q, k, v = self.qkv(x).view(batch, length, sum(sizes), self.head_dim).split(sizes, dim=2)
+        if value is not None and self.gate is not None:
+            gate = 2 * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))  # 1 at the start: the gate is zero
+            v = v + gate.unsqueeze(-1) * value.view(batch, length, self.kv_heads, self.head_dim)
+        q, k = norm(rotate(q, *rotary)), norm(rotate(k, *rotary))
+        v = v.to(q.dtype)
+        y = attend(q, k, v, self.window) if cache is None else cache.attend(self.layer, q, k, v, self.window)
+        return self.out(y.reshape(batch, length, -1))
+
+
+class MLP(nn.Module):
+    """Two matrices with a squared ReLU between them."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.width, config.mlp_width, bias=False)
+        self.down = nn.Linear(config.mlp_width, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.relu(self.up(x)).square())
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each on the normed residual stream and added to it."""
+
+    def __init__(self, config: GPTConfig, layer: int) -> None:
+        super().__init__()
+        self.attention = Attention(config, layer)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x: Tensor, value: Tensor | None, rotary: tuple[Tensor, Tensor], attend: Attend, cache: Cache | None
+    ) -> Tensor:
+        x = x + self.attention(norm(x), value, rotary, attend, cache)
+        return x + self.mlp(norm(x))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer. `attend` is the attention backend, chosen by the caller (model.attention.choose)."""
+
+    def __init__(self, config: GPTConfig, attend: Attend | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.attend = attend or Sdpa().attend
+        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        kv_width = config.kv_heads * config.head_dim
+        self.value_embeddings = nn.ModuleDict(
+            {str(layer): nn.Embedding(config.vocab_size, kv_width) for layer in config.value_layers}
+        )
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        # Each layer reads the stream as `residual × x + skip × x0`, x0 being the normed embedding.
+        self.residual_scale = nn.Parameter(torch.empty(config.layers))
+        self.skip_scale = nn.Parameter(torch.empty(config.layers))
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        # Tables and not parameters: recomputed at load, so they are in no checkpoint.
+        cos, sin = rotary_tables(config.context, config.head_dim, config.rope_base)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    @torch.no_grad()
+    def initialize(self, seed: int) -> None:
+        """Fill all weights from `seed`, the same on every device: drawn on the CPU, then copied.
+
+        Matrices uniform with variance 1/fan-in; output projections zero, so that each block starts as the
+        identity; embeddings with deviation 0.8, head 0.001.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            fresh = torch.empty(parameter.shape)
+            if name.endswith(("attention.out.weight", "mlp.down.weight", "gate.weight")):
+                fresh.zero_()
+            elif name == "embedding.weight":
+                fresh.normal_(0, 0.8, generator=generator)
+            elif name == "head.weight":
+                fresh.normal_(0, 0.001, generator=generator)
+            elif name == "residual_scale":
+                fresh.fill_(1.0)
+            elif name == "skip_scale":
+                fresh.fill_(0.1)
+            else:  # qkv, up, value embeddings: (rows, width); deviation width^-0.5
+                bound = (3 / self.config.width) ** 0.5
+                fresh.uniform_(-bound, bound, generator=generator)
+            parameter.copy_(fresh)
+
+    def forward(self, ids: Tensor, cache: Cache | None = None, positions: Tensor | None = None) -> Tensor:
+        """Hidden states (B, T, C), normed, of token ids (B, T).
+
+        With a cache, `positions` (B, T) says where the ids stand; without, they stand at 0 … T-1.
+        Raises ValueError when T exceeds the context.
+        """
+        length = ids.shape[1]
+        if length > self.config.context:
+            raise ValueError(f"{length} tokens exceed the context of {self.config.context}")
+        if positions is None:
+            rotary = self.cos[:length, None], self.sin[:length, None]
+        else:
+            rotary = self.cos[positions].unsqueeze(2), self.sin[positions].unsqueeze(2)
+        x = start = norm(self.embedding(ids))
+        for layer, block in enumerate(self.blocks):
+            table = self.value_embeddings[str(layer)] if layer in self.config.value_layers else None
+            value = table(ids) if table is not None else None
+            x = self.residual_scale[layer] * x + self.skip_scale[layer] * start
+            x = block(x, value, rotary, self.attend, cache)
+        return norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Capped logits (…, V) in float32 of hidden states (…, C)."""
+        return cap(self.head(hidden).float(), self.config.softcap)
+
+
+def cap(logits: Tensor, softcap: float) -> Tensor:
+    """Squash logits smoothly into ±softcap."""
+    return softcap * torch.tanh(logits / softcap)

@@ -1,0 +1,7 @@
+#!/bin/sh
+# Runs a stage with the environment that is active, else with the one that `make` builds, else with PATH's python3.
+# `exec` all the way: the trainer is the direct child of dvc, so that it can notice when dvc dies.
+if [ -z "$VIRTUAL_ENV$CONDA_PREFIX" ] && [ -x .venv/bin/python ]; then
+    exec .venv/bin/python -m "$@"
+fi
+exec python3 -m "$@"

@@ -1,0 +1,116 @@
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from config.errors import UserError
+from data.config import DataConfig, Source
+from data.conversation import Part, assistant, user
+from data.mixture import Placed, content_hash, in_validation, place, sample_texts
+
+Configure = Callable[..., DataConfig]
+
+
+def _place(tmp_path: Path, *sources: Source, share: float = 0.1) -> list[Placed]:
+    return list(place("pretrain", sources, 0, share, tmp_path / "cache", [Counter() for _ in sources]))
+
+
+def _split(placed: list[Placed]) -> tuple[Counter, Counter]:
+    train = Counter(each.document.content for each in placed if not each.validation)
+    return train, Counter(each.document.content for each in placed if each.validation)
+
+
+def test_the_split_does_not_depend_on_files_order_or_format(tmp_path: Path, corpus: Path) -> None:
+    texts = [json.loads(line)["text"] for line in (corpus / "texts.jsonl").read_text().splitlines()]
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    for number, text in enumerate(texts[:100]):
+        (apart / f"{number}.txt").write_text(text)
+    (apart / "rest.jsonl").write_text("\n".join(json.dumps({"x": 1, "text": text}) for text in texts[:99:-1]))
+    whole = _split(_place(tmp_path, Source(path=str(corpus))))
+    assert _split(_place(tmp_path, Source(path=str(apart)))) == whole
+    assert 10 < len(whole[1]) < 50
+    assert not set(whole[0]) & set(whole[1])
+
+
+def test_more_documents_move_none_of_the_old(tmp_path: Path, corpus: Path) -> None:
+    more = tmp_path / "more.txt"
+    more.write_text("another text")
+    before = _split(_place(tmp_path, Source(path=str(corpus))))
+    after = _split(_place(tmp_path, Source(path=str(more)), Source(path=str(corpus))))
+    assert before[0] <= after[0]
+    assert before[1] <= after[1]
+
+
+@pytest.mark.parametrize("weight", [0.25, 0.5, 2.0, 2.5])
+def test_weights(tmp_path: Path, corpus: Path, weight: float) -> None:
+    once, held = _split(_place(tmp_path, Source(path=str(corpus))))
+    train, validation = _split(_place(tmp_path, Source(path=str(corpus), weight=weight)))
+    if weight >= 1:
+        assert validation == held
+        assert set(train) == set(once)
+        assert min(train.values()) == int(weight)
+    else:
+        assert train <= once
+        assert validation <= held
+    assert abs(sum(train.values()) / sum(once.values()) - weight) < 0.1
+    assert _split(_place(tmp_path, Source(path=str(corpus), weight=weight))) == (train, validation)
+
+
+def test_a_half_is_part_of_three_quarters(tmp_path: Path, corpus: Path) -> None:
+    half = _split(_place(tmp_path, Source(path=str(corpus), weight=0.5)))
+    more = _split(_place(tmp_path, Source(path=str(corpus), weight=0.75)))
+    assert half[0] < more[0]
+
+
+def test_content_hashes_tell_contents_apart() -> None:
+    chats = [
+        (user("a"), assistant("b")),
+        (user("ab"), assistant("")),
+        (user("a"), assistant("b", "")),
+        (user("a"), assistant(Part("output", "b"))),
+    ]
+    assert len({content_hash(content) for content in ("a", "b", *chats)}) == 6
+    assert content_hash("a") == content_hash("a")
+
+
+def test_shares_are_met() -> None:
+    held = sum(in_validation(content_hash(str(number)), 0.05) for number in range(10_000))
+    assert abs(held - 500) < 100
+    assert not any(in_validation(content_hash(str(number)), 0.0) for number in range(100))
+
+
+def test_the_tokenizer_never_sees_validation(tmp_path: Path, corpus: Path, chats: Path, configure: Configure) -> None:
+    config = configure(pretrain=corpus, sft=chats)
+    sample = sample_texts(config, 100, tmp_path / "cache")
+    train, held = _split(_place(tmp_path, Source(path=str(corpus)), share=config.validation_share))
+    assert set(train) < set(sample)
+    assert not set(held) & set(sample)
+    assert "cat 1?" in sample
+
+
+def test_a_bounded_sample_is_the_same_in_any_order(tmp_path: Path, corpus: Path, configure: Configure) -> None:
+    backwards = tmp_path / "backwards.jsonl"
+    lines = (corpus / "texts.jsonl").read_text().splitlines()
+    backwards.write_text("\n".join(reversed(lines)) + "\n" + "\n".join(lines[:50]))
+    sample = sample_texts(configure(pretrain=corpus), 0.002, tmp_path / "cache")
+    assert sample == sample_texts(configure(pretrain=backwards), 0.002, tmp_path / "cache")
+    assert 1900 < sum(map(len, sample)) <= 2000
+
+
+def test_a_sample_of_one_document_that_is_all_validation(tmp_path: Path, configure: Configure) -> None:
+    (tmp_path / "a.txt").write_text("some words")
+    config = configure(pretrain=tmp_path / "a.txt", validation_share=0.5)
+    number = 0
+    while not in_validation(content_hash(text := f"some words {number}"), 0.5):
+        number += 1
+    (tmp_path / "a.txt").write_text(text)
+    assert sample_texts(config, 1, tmp_path / "cache") == [text]
+
+
+def test_no_text_at_all_is_an_error(tmp_path: Path, configure: Configure) -> None:
+    (tmp_path / "a.txt").write_text(" \n")
+    with pytest.raises(UserError, match="no text"):
+        sample_texts(configure(pretrain=tmp_path / "a.txt"), 1, tmp_path / "cache")

@@ -1,0 +1,243 @@
+import errno
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data.shard_files as shard_files
+from config.errors import UserError
+from data.chat import render
+from data.config import DataConfig, Source
+from data.mixture import content_hash, in_validation
+from data.rows import Rows
+from data.manifest import read_manifest, verify
+from data.shards import build
+from data.sources import read_source
+from data.tokenizer import Tokenizer
+
+Configure = Callable[..., DataConfig]
+
+
+def _build(mixture: str, config: DataConfig, tok: Tokenizer, tmp_path: Path, name: str = "m.json") -> dict:
+    return build(mixture, getattr(config, mixture), tok, config, tmp_path / name, tmp_path / "work")
+
+
+def _all(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    return rows.ids(np.arange(len(rows))), rows.mask(np.arange(len(rows)))
+
+
+def test_text_comes_back_from_the_shards(tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer) -> None:
+    manifest = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    texts = [json.loads(line)["text"] for line in (corpus / "texts.jsonl").read_text().splitlines()]
+    characters, found = 0, ""
+    for split in ("train", "validation"):
+        rows = Rows(tmp_path / "m.json", split)
+        figures = manifest["splits"][split]
+        ids, mask = _all(rows)
+        held = [text for text in texts if in_validation(content_hash(text), 0.1) == (split == "validation")]
+        assert figures["documents"] == len(held)
+        assert figures["text_bytes"] == sum(len(text.encode()) for text in held)
+        assert figures["tokens"] == mask.sum() == ids.size - figures["padding"]
+        assert figures["targets"] == rows.target_counts.sum() == mask[:, 1:].sum()
+        assert figures["target_bytes"] == tok.byte_lengths[ids[:, 1:][mask[:, 1:] > 0]].sum() == figures["text_bytes"]
+        assert (ids[:, 0] == tok.bos).all()
+        found += tok.decode(ids.ravel())
+        characters += sum(map(len, held))
+    assert sorted(found) == sorted("".join(texts))
+    assert len(found) == characters
+    assert manifest["validation"] == "held out"
+    assert manifest["tokenizer_sha256"] == tok.sha256
+    assert manifest["sources"][0]["documents"] + manifest["sources"][0]["validation_documents"] == 300
+
+
+def test_chats_keep_their_masks(tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer) -> None:
+    config = configure(sft=chats, context=64)
+    manifest = _build("sft", config, tok, tmp_path)
+    assert manifest["masked"]
+    rows = Rows(tmp_path / "m.json", "train")
+    ids, mask = _all(rows)
+    lines = [list(zip(i.tolist(), m.tolist(), strict=True)) for i, m in zip(ids, mask, strict=True)]
+    for document in read_source(config.sft[0], "sft", 0, tmp_path / "cache", Counter()):
+        if in_validation(content_hash(document.content), 0.1):
+            continue
+        wanted = list(zip(*render(document.content, tok), strict=True))
+        assert any(line[at : at + len(wanted)] == wanted for line in lines for at in range(65) if line[at] == wanted[0])
+    assert rows.target_counts.tolist() == mask[:, 1:].sum(axis=1).tolist()
+    assert (rows.target_counts > 0).all()
+
+
+def test_chats_in_an_unmasked_mixture_are_learned_whole(
+    tmp_path: Path, chats: Path, corpus: Path, configure: Configure, tok: Tokenizer
+) -> None:
+    config = configure(midtrain=(Source(path=str(chats)), Source(path=str(corpus))))
+    manifest = _build("midtrain", config, tok, tmp_path)
+    assert not manifest["masked"]
+    ids, mask = _all(Rows(tmp_path / "m.json", "train"))
+    assert tok.user_start in ids
+    assert mask.sum() == manifest["splits"]["train"]["tokens"]
+
+
+def test_a_wide_vocabulary_and_several_files(
+    tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import data.shards as shards
+
+    narrow = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    assert narrow["dtype"] == "<u2"
+    whole = _all(Rows(tmp_path / "m.json", "train"))
+    monkeypatch.setattr(shards, "_dtype", lambda size: np.dtype("<u4"))
+    monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (1000,))  # tokens a file
+    wide = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    files = wide["splits"]["train"]["files"]
+    assert len(files) > 3
+    assert all(entry["rows"] * 33 <= 1000 for entry in files)
+    rows = Rows(tmp_path / "m.json", "train")
+    again = _all(rows)
+    assert np.array_equal(whole[0], again[0])
+    assert np.array_equal(whole[1], again[1])
+    some = np.array([len(rows) - 1, 0, 31, 5, 5])
+    assert np.array_equal(rows.ids(some), whole[0][some])
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer) -> None:
+    config = configure(sft=chats)
+    first = _build("sft", config, tok, tmp_path)
+    assert _build("sft", config, tok, tmp_path, "again.json") == first
+    assert (tmp_path / "m.json").read_bytes() == (tmp_path / "again.json").read_bytes()
+
+
+def test_validation_rows_do_not_depend_on_the_order(
+    tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer
+) -> None:
+    first = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    lines = (corpus / "texts.jsonl").read_text().splitlines()
+    (corpus / "texts.jsonl").write_text("\n".join(lines[:100:-1]))
+    (corpus / "more.jsonl").write_text("\n".join(lines[:101] + lines[:20]))  # a few twice
+    second = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    assert second["splits"]["validation"] == first["splits"]["validation"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5])
+@pytest.mark.parametrize("text", ["a", "one short text", "a text longer than a row " * 20])
+def test_a_corpus_of_one_document_trains(
+    tmp_path: Path, configure: Configure, tok: Tokenizer, share: float, text: str
+) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    manifest = _build("pretrain", configure(pretrain=tmp_path / "a.txt", validation_share=share), tok, tmp_path)
+    assert manifest["validation"].startswith("not held out")
+    for split in ("train", "validation"):
+        rows = Rows(tmp_path / "m.json", split)
+        assert rows.target_counts.sum() == manifest["splits"][split]["targets"] > 0
+        assert tok.decode(_all(rows)[0].ravel()) == text
+
+
+def test_no_text_is_an_error_that_says_what_is_needed(tmp_path: Path, configure: Configure, tok: Tokenizer) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": " "}\n')
+    with pytest.raises(UserError, match=r"data\.pretrain: .*left out: 2 empty.*at least one"):
+        _build("pretrain", configure(pretrain=tmp_path / "a.jsonl"), tok, tmp_path)
+    assert not (tmp_path / "m.json").exists()
+    with pytest.raises(UserError, match=r"data\.sft names no source"):
+        _build("sft", configure(pretrain=tmp_path / "a.jsonl"), tok, tmp_path)
+
+
+def test_plain_text_in_sft_is_an_error(tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer) -> None:
+    with pytest.raises(UserError, match=r"plain text in data\.sft"):
+        _build("sft", configure(sft=corpus), tok, tmp_path)
+
+
+def test_a_chat_longer_than_a_row_is_continued_and_counted(
+    tmp_path: Path, configure: Configure, tok: Tokenizer
+) -> None:
+    chat = [{"role": "user", "content": "q" * 80}, {"role": "assistant", "content": "z" * 100}]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}))
+    figures = _build("sft", configure(sft=tmp_path / "a.jsonl"), tok, tmp_path)["splits"]["train"]
+    assert figures["continued"] == 1
+    assert figures["without_targets"] == 2
+    assert figures["targets"] == len(tok.encode("z" * 100)) + 1
+    ids, mask = _all(Rows(tmp_path / "m.json", "train"))
+    assert "".join(tok.decode(i[m > 0]) for i, m in zip(ids, mask, strict=True)) == "z" * 100
+
+
+def _damage(kind: str, path: Path) -> None:
+    content = path.read_bytes()
+    if kind == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"truncated": content[:-8], "too long": content + b"\0", "damaged": b"\1" + content[1:]}[kind])
+
+
+@pytest.mark.parametrize("kind", ["missing", "truncated", "too long", "damaged"])
+@pytest.mark.parametrize("suffix", [".bin", ".mask"])
+def test_a_bad_shard_is_named_and_a_new_build_mends_it(
+    tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer, kind: str, suffix: str
+) -> None:
+    manifest = _build("sft", configure(sft=chats), tok, tmp_path)
+    verify(manifest)
+    name = Path(manifest["splits"]["train"]["files"][0]["name"]).with_suffix(suffix).name
+    _damage(kind, tmp_path / "shards" / name)
+    with pytest.raises(UserError, match=rf"{name}: {kind}.*dvc repro"):
+        verify(manifest)
+    if kind == "damaged":
+        verify(manifest, full=False)
+    else:
+        with pytest.raises(UserError, match=kind):
+            Rows(tmp_path / "m.json", "train")
+    assert _build("sft", configure(sft=chats), tok, tmp_path) == manifest
+    verify(manifest)
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"format": 99}'])
+def test_a_bad_manifest_is_one_clear_error(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "m.json").write_text(content)
+    with pytest.raises(UserError, match=r"m\.json: .*dvc repro"):
+        read_manifest(tmp_path / "m.json")
+
+
+@pytest.mark.parametrize("where", ["write", "finish"])
+def test_a_full_disk_is_one_clear_error_and_leaves_nothing(
+    tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shard_files._Writing, where, full)
+    with pytest.raises(UserError, match=r"shards: disk full: about [\d.]+ k?B needed, [\d.]+ [kMG]?B free"):
+        _build("sft", configure(sft=chats), tok, tmp_path)
+    assert list((tmp_path / "shards").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(
+    tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer
+) -> None:
+    (tmp_path / "shards").write_text("a file")
+    with pytest.raises(UserError, match=r"shards: .*data\.shard_folder"):
+        _build("sft", configure(sft=chats), tok, tmp_path)
+
+
+def test_leftovers_of_a_killed_build_are_removed(
+    tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer
+) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    (folder / ".writing-4194305.bin").write_text("x")  # above the largest process id
+    (folder / ".writing-1.bin").write_text("x")  # a running process
+    _build("sft", configure(sft=chats), tok, tmp_path)
+    assert [path.name for path in folder.glob(".writing*")] == [".writing-1.bin"]
+
+
+def test_pruning_keeps_what_manifests_name(
+    tmp_path: Path, chats: Path, corpus: Path, configure: Configure, tok: Tokenizer
+) -> None:
+    config = configure(pretrain=corpus, sft=chats)
+    old, new = (_build(mixture, config, tok, tmp_path, f"{mixture}.json") for mixture in ("pretrain", "sft"))
+    folder = tmp_path / "shards"
+    (folder / "notes.txt").write_text("not ours")
+    assert shard_files.prune(folder, [new], 1e9) == []
+    gone = shard_files.prune(folder, [new], 0)
+    assert {name for name, _ in gone} == {e["name"] for split in old["splits"].values() for e in split["files"]}
+    verify(new)
+    assert (folder / "notes.txt").exists()

@@ -1,0 +1,80 @@
+"""From a profile's sections to a model that computes: precision, attention, weights, compilation, optimizer, in this
+order. Each step depends on those before it, so the order is the contract."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from config.errors import UserError
+from model import publish
+from model.attention.backends import Request
+from model.attention.choose import Choice, choose
+from model.config import GPTConfig, ModelConfig
+from model.gpt import GPT
+from model.loss import loss_sum
+from model.precision.recipes import Recipe, resolve
+from training.config import TrainConfig
+from training.distributed import Ranks
+from training.optim.optimizer import Optimizer
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A model ready to be trained, and the choices made on the way."""
+
+    model: GPT
+    loss_sum: Callable[[Tensor, Tensor], Tensor]
+    optimizer: Optimizer
+    recipe: Recipe
+    attention: Choice
+    compiled: bool
+
+
+def assemble(
+    wanted: ModelConfig, shape: GPTConfig, stage: TrainConfig, ranks: Ranks, start_from: Path | None
+) -> Assembled:
+    """Build the model on this rank's device, its weights from `start_from` (a published model) or from the seed.
+
+    Raises UserError when the device can't run what the profile names, or when the published model has another shape.
+    """
+    device = ranks.device
+    recipe = resolve(wanted.precision, device)
+    compiled = wanted.compile == "on" or (wanted.compile == "auto" and can_compile(device))
+    request = Request(
+        device=device,
+        dtype=recipe.compute,
+        head_dim=shape.head_dim,
+        grouped=shape.kv_heads != shape.heads,
+        windowed=any(window < shape.context for window in shape.windows),
+        compiled=compiled,
+    )
+    attention = choose(wanted.attention, request)
+    model = GPT(shape, attention.attend)
+    if start_from is None:
+        model.initialize(stage.seed)
+    else:
+        found, _ = publish.read_config(start_from)
+        if found != shape:
+            raise UserError(f"{start_from} has another shape than the profile asks for: {found}, expected {shape}")
+        model.load_state_dict(publish.read_weights(start_from, shape))
+    model.to(device)
+
+    def compute(ids: Tensor, targets: Tensor) -> Tensor:
+        with recipe.autocast(device):
+            return loss_sum(model, ids, targets)
+
+    step = torch.compile(compute, dynamic=False) if compiled else compute
+    # Orthogonalising in bf16 is as good, but makes runs on different numbers of ranks drift apart in the last digits.
+    optimizer = Optimizer(model, stage, ranks, recipe.compute, compiled and device.type == "cuda")
+    return Assembled(model, step, optimizer, recipe, attention, compiled)
+
+
+def can_compile(device: torch.device) -> bool:
+    """Whether torch.compile finds what it needs: Triton on a GPU, a C++ compiler on a CPU."""
+    if device.type == "cuda":
+        return True
+    return shutil.which("g++") is not None or shutil.which("clang++") is not None

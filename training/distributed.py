@@ -1,0 +1,90 @@
+"""Several processes that train one model: the group they form, and the few collectives that the optimizer needs."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from config.errors import UserError
+
+TIMEOUT = timedelta(minutes=10)
+
+
+class Ranks:
+    """This process's place among those of a run. With one process every collective is a no-op."""
+
+    def __init__(self, rank: int, world: int, device: torch.device) -> None:
+        self.rank, self.world, self.device = rank, world, device
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, length: int) -> tuple[int, int]:
+        """`start, stop` of this rank's chunk of a dimension: chunks of ceil(length / world), as torch.chunk cuts."""
+        chunk = -(-length // self.world)
+        return min(length, self.rank * chunk), min(length, (self.rank + 1) * chunk)
+
+    def sum_(self, tensors: list[Tensor]) -> None:
+        """Add up float32 tensors over the ranks, in place, as one message."""
+        if self.world == 1:
+            return
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat)
+        for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(total.view(tensor.shape))
+
+    def gather(self, whole: Tensor) -> None:
+        """Fill `whole` in place, each rank having written its own `share` along the first dimension."""
+        if self.world == 1:
+            return
+        length = len(whole)
+        chunk = -(-length // self.world)
+        start, stop = self.share(length)
+        mine = whole.new_zeros((chunk, *whole.shape[1:]))
+        mine[: stop - start] = whole[start:stop]
+        everyone = whole.new_empty((chunk * self.world, *whole.shape[1:]))
+        dist.all_gather_into_tensor(everyone, mine)
+        whole.copy_(everyone[:length])
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank; all ranks must call it together."""
+        if self.world == 1:
+            return flag
+        value = torch.tensor(float(flag), device=self.device)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        return bool(value.item())
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+
+def join() -> Ranks:
+    """Form the process group that the launcher's environment announces; one process alone forms none.
+
+    gloo on CPUs, NCCL on GPUs. Raises UserError when there are more processes than GPUs.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    rank = int(os.environ.get("RANK", "0"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.is_available():
+        if local >= torch.cuda.device_count():
+            raise UserError(f"rank {rank} has no GPU: found {torch.cuda.device_count()}, expected one a process")
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    if world > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        if dist.get_world_size() != world:
+            raise UserError(f"{dist.get_world_size()} processes joined, {world} were launched")
+    return Ranks(rank, world, device)
+
+
+def leave(ranks: Ranks) -> None:
+    """Take the process group down."""
+    if ranks.world > 1 and dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,19 @@
+"""AdamW (arXiv 1711.05101) without decay, for embeddings, head and scalars, as one pure function on flat tensors."""
+
+from torch import Tensor
+
+BETAS = (0.8, 0.95)
+EPSILON = 1e-10
+
+
+def adamw_step(
+    weights: Tensor, gradients: Tensor, mean: Tensor, square: Tensor, rate: Tensor, corrections: tuple[Tensor, Tensor]
+) -> Tensor:
+    """One step on any shape; returns the new weights, updates `mean` and `square` in place.
+
+    `corrections` are 1 - β₁ᵗ and 1 - β₂ᵗ at this step, as scalar tensors.
+    """
+    mean.lerp_(gradients, 1 - BETAS[0])
+    square.lerp_(gradients.square(), 1 - BETAS[1])
+    denominator = (square / corrections[1]).sqrt() + EPSILON
+    return weights - rate * (mean / corrections[0]) / denominator
