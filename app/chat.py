@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -130,10 +131,9 @@ def serve(models: ModelCache, first: Run, runs: Callable[[], list[Run]], options
         raise UserError(f"port {options.port} can't be used ({error}): choose another with --port") from None
     shown = f"[{options.host}]" if ":" in options.host else options.host
     print(f"Tandem is at http://{shown}:{options.port} ({first.label}). Ctrl-C ends it.", flush=True)
-    try:
+    with suppress(KeyboardInterrupt):
         threading.Event().wait()
-    finally:
-        blocks.close(verbose=False)
+    blocks.close(verbose=False)
 
 
 def _warm(models: ModelCache, first: Run) -> None:

@@ -15,10 +15,10 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
     Raises UserError when the disk is full.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     data = content.encode() if isinstance(content, str) else content
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
@@ -65,6 +65,7 @@ def sha256_of(path: Path) -> str:
 def raise_if_disk_full(error: OSError, folder: Path, wanted: int) -> None:
     """Turn "no space left" into a UserError that names the folder and the room that is missing."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        folder = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         stats = os.statvfs(folder)
         free = stats.f_bavail * stats.f_frsize
         raise UserError(

@@ -7,10 +7,11 @@ value remembers the file and line it came from.
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, ClassVar, get_args, get_type_hints
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -19,8 +20,28 @@ from config.errors import UserError
 from config.paths import RunPaths
 
 KeyPath = tuple[str | int, ...]
+Layer = tuple[dict[str, Any], dict[KeyPath, str]]  # values, and the `file:line` of each of their keys
+_BOOL, _FLOAT = "tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"
+_EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)[eE][-+]?[0-9]+$")
+
+
 # LibYAML's loader is ten times faster than the pure Python one, and resolve runs at every `dvc repro`.
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """Booleans and numbers as in YAML 1.2, which DVC reads too: in PyYAML's 1.1 `off` is false and 1e-3 a text."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in known if tag != _BOOL]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):
+    """Quotes what either version of YAML would take for something else than text."""
+
+
+_Loader.add_implicit_resolver(_BOOL, re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
 
 
 @dataclass(frozen=True)
@@ -38,30 +59,38 @@ class Resolved:
         return self.origins.get(path, f"profiles/{self.name}.yaml")
 
 
-def read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, str]]:
+def to_yaml(values: dict[str, Any]) -> str:
+    """YAML that `read_yaml` reads back as it was; sorted, so that moving a key about in a profile changes nothing."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=True, allow_unicode=True)
+
+
+def read_yaml(path: Path) -> Layer:
     """Read a YAML mapping and the `file:line` of each of its keys; a syntax error or a repeated key is a UserError."""
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
+        if node is None:
+            return {}, {}
+        if not isinstance(node, yaml.MappingNode):
+            raise UserError(f"{path}:1: expected sections such as `model:`, found a {node.id}")
+        origins: dict[KeyPath, str] = {}
+        _note_origins(node, (), path, origins)
+        return _Loader("").construct_document(node), origins
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, or a date such as 2024-13-45
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{line}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-    if node is None:
-        return {}, {}
-    if not isinstance(node, yaml.MappingNode):
-        raise UserError(f"{path}:1: expected sections such as `model:`, found a {node.id}")
-    origins: dict[KeyPath, str] = {}
-    _note_origins(node, (), path, origins)
-    return _Loader("").construct_document(node), origins
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise UserError(f"{path}{line}: not valid YAML: {problem}") from None
 
 
 def _note_origins(node: yaml.Node, at: KeyPath, path: Path, origins: dict[KeyPath, str]) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            here = (*at, key.value)
             line = f"{path}:{key.start_mark.line + 1}"
+            if not isinstance(key, yaml.ScalarNode):
+                raise UserError(f"{line}: expected a name before the colon, found a {key.id}")
+            here = (*at, key.value)
             if here in origins:
                 raise UserError(f"{line}: `{key.value}` stands twice; the first is at {origins[here]}")
             origins[here] = line
@@ -101,42 +130,42 @@ def profile_names(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-def resolve(name: str, root: Path, overrides: dict[str, Any] | None = None) -> Resolved:
+def resolve(name: str, root: Path, overrides: Layer | None = None) -> Resolved:
     """The profile `name` under `root/profiles`, its parents below it and `overrides` (of params.yaml) on top.
 
     Raises UserError for an unknown name, a circle of `extends`, or a file that is not YAML.
     """
     folder = root / "profiles"
-    chain: list[tuple[dict[str, Any], dict[KeyPath, str]]] = []
+    chain: list[Layer] = []
     seen: list[str] = []
     wanted: str | None = name
-    where = "params.yaml"
+    where = ""  # the line that names the profile, where a file does
     while wanted is not None:
         if not isinstance(wanted, str) or wanted not in profile_names(folder):
             names = profile_names(folder)
             close = difflib.get_close_matches(str(wanted), names, n=1)
-            hint = f"; did you mean `{close[0]}`?" if close else ""
-            raise UserError(f"{where}: no profile `{wanted}`{hint} There are: {', '.join(names)}")
+            hint = f"did you mean `{close[0]}`? There are: " if close else "there are: "
+            raise UserError(f"{where}no profile `{wanted}`; {hint}{', '.join(names)}")
         if wanted in seen:
-            raise UserError(f"{where}: profiles extend each other in a circle: {' → '.join([*seen, wanted])}")
+            raise UserError(f"{where}profiles extend each other in a circle: {' → '.join([*seen, wanted])}")
         seen.append(wanted)
         values, origins = read_yaml(folder / f"{wanted}.yaml")
-        where = origins.get(("extends",), where)
+        where = f"{origins[('extends',)]}: " if "extends" in values else ""
         parent = values.pop("extends", None)
         chain.append((values, origins))
         wanted = parent
     values, origins = chain.pop()
     while chain:
         values, origins = merge(values, chain[-1][0], origins, chain.pop()[1])
-    if overrides:
-        over_origins = dict.fromkeys(_paths(overrides, ()), "params.yaml, overrides")
-        values, origins = merge(values, overrides, origins, over_origins)
+    if overrides is not None:
+        values, origins = merge(values, overrides[0], origins, overrides[1])
     return Resolved(name, values, origins)
 
 
-def read_params(root: Path) -> tuple[str, dict[str, Any]]:
+def read_params(root: Path) -> tuple[str, Layer]:
     """The profile's name and the overrides of `params.yaml`."""
-    values, origins = read_yaml(root / "params.yaml")
+    path = root / "params.yaml"
+    values, origins = read_yaml(path)
     unknown = sorted(set(values) - {"profile", "overrides"})
     if unknown:
         raise UserError(
@@ -144,8 +173,8 @@ def read_params(root: Path) -> tuple[str, dict[str, Any]]:
         )
     overrides = values.get("overrides") or {}
     if not isinstance(values.get("profile"), str) or not isinstance(overrides, dict):
-        raise UserError("params.yaml: expected `profile: <name>` and, if wanted, `overrides:` with sections under it")
-    return values["profile"], overrides
+        raise UserError(f"{path}: expected `profile: <name>` and, if wanted, `overrides:` with sections under it")
+    return values["profile"], (overrides, {at[1:]: line for at, line in origins.items() if at[0] == "overrides"})
 
 
 def build(schema: type, resolved: Resolved, prefix: str = "") -> Any:
@@ -211,10 +240,3 @@ def _dataclasses_in(annotation: Any) -> Iterator[type]:
         yield annotation
     for part in get_args(annotation):
         yield from _dataclasses_in(part)
-
-
-def _paths(values: Any, at: KeyPath) -> Iterator[KeyPath]:
-    if isinstance(values, dict):
-        for key, value in values.items():
-            yield (*at, key)
-            yield from _paths(value, (*at, key))

@@ -39,6 +39,7 @@ SPLIT = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]
 _SAFE_CUT = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\n)(?=\S)")
 _PIECE_CHARACTERS = 1_000_000
 _CUT_WINDOW = 100_000
+_AT_ONCE_CHARACTERS = 8_000_000
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -167,8 +168,20 @@ class Tokenizer:
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text, encoded on all cores."""
         parts = [list(pieces(clean_text(text))) for text in texts]
-        encoded = iter(self._backend.encode_batch_fast([piece for part in parts for piece in part]))
-        return [[index for _ in part for index in next(encoded).ids] for part in parts]
+        encoded = self._encode_pieces([piece for part in parts for piece in part])
+        return [[index for _ in part for index in next(encoded)] for part in parts]
+
+    def _encode_pieces(self, texts: list[str]) -> Iterator[list[int]]:
+        # The library's answer is many times the size of the ids: it is asked for a few long pieces at a time.
+        start = 0
+        while start < len(texts):
+            end, characters = start, 0
+            while end < len(texts) and characters < _AT_ONCE_CHARACTERS:
+                characters += len(texts[end])
+                end += 1
+            for encoding in self._backend.encode_batch_fast(texts[start:end]):
+                yield encoding.ids
+            start = end
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; marks are dropped, bytes that are no UTF-8 become U+FFFD."""

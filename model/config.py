@@ -38,9 +38,11 @@ class ModelConfig:
             raise ValueError("depth, width, layers, heads, kv_heads and mlp_ratio are at least 1")
         if self.heads and self.width and (self.width % self.heads or (self.width // self.heads) % 2):
             raise ValueError(f"width {self.width} over {self.heads} heads must be an even head size")
-        heads = self.heads or 0
-        if self.kv_heads and heads and heads % self.kv_heads:
+        heads = self.heads or round_up(64 * self.depth, HEAD_DIM) // HEAD_DIM
+        if self.kv_heads and heads % self.kv_heads:
             raise ValueError(f"{heads} heads cannot share {self.kv_heads} key-value heads evenly")
+        if not (0 < self.softcap < float("inf") and 1 < self.rope_base < float("inf")):
+            raise ValueError(f"softcap is {self.softcap}, rope_base {self.rope_base}; expected above 0 and above 1")
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Te
     """Draw one id a row (B,) from logits (B, V), on the logits' device, without waiting for it."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
-    logits = logits / sampling.temperature
+    # The largest first becomes 0: divided by however small a temperature, none overflows.
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
         lowest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
         logits = logits.masked_fill(logits < lowest, float("-inf"))
@@ -64,7 +65,8 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Te
         ordered = ordered.masked_fill(probabilities.cumsum(dim=-1) - probabilities >= sampling.top_p, float("-inf"))
         logits = torch.empty_like(logits).scatter(-1, order, ordered)
     # Exponential race: argmax of p / Exp(1) is a draw from p, with no device synchronisation.
-    noise = torch.empty_like(logits).exponential_(1, generator=generator)
+    # Never 0, which would make a token of probability 0 the winner.
+    noise = torch.empty_like(logits).exponential_(1, generator=generator).clamp_min_(torch.finfo(logits.dtype).tiny)
     return (logits.softmax(dim=-1) / noise).argmax(dim=-1)
 
 

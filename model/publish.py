@@ -22,6 +22,7 @@ def publish(folder: Path, model: GPT, tokenizer_json: str, facts: dict[str, Any]
     `config.json` goes last: a folder that has it is whole. Raises UserError when the disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").unlink(missing_ok=True)
     weights = folder / "model.safetensors"
     temporary = folder / ".model.safetensors.tmp"
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in model.state_dict().items()}
@@ -79,7 +80,6 @@ def read_weights(folder: Path, config: GPTConfig) -> dict[str, torch.Tensor]:
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if found != expected:
         wrong = sorted(set(found.items()) ^ set(expected.items()))[0][0]
-        raise UserError(
-            f"{path}: tensor `{wrong}` is {found.get(wrong, 'absent')}, expected {expected.get(wrong, 'none of that name')}"
-        )
+        there, due = found.get(wrong, "absent"), expected.get(wrong, "none of that name")
+        raise UserError(f"{path}: tensor `{wrong}` is {there}, expected {due}; run `dvc repro`")
     return tensors

@@ -78,8 +78,8 @@ class WorkFolder:
                     if time.monotonic() > deadline:
                         file.seek(0)
                         raise UserError(
-                            f"process {file.read().strip() or 'unknown'} already runs {self.stage} of {self.paths.profile}; "
-                            "wait for it or stop it"
+                            f"process {file.read().strip() or 'unknown'} already runs {self.stage} of "
+                            f"{self.paths.profile}; wait for it or stop it"
                         ) from None
                     time.sleep(0.1)
             file.truncate(0)
@@ -93,7 +93,11 @@ class WorkFolder:
         state = read_json(self.state_file, "a run's state") if self.state_file.exists() else None
         if state is not None and state["finished"] and state["code"] != code:
             print(f"{self.stage}: the code has changed since this run finished; it starts anew", flush=True)
-            shutil.rmtree(self.path)
+            # Away at once: a kill halfway through must not leave checkpoints without the state that disowns them.
+            old = self.path.with_name(f".{self.path.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            self.path.rename(old)
+            shutil.rmtree(old)
             state = None
         if state is None:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """The whole profile, composed of the sections that the packages own: what resolve checks before any work starts."""
 
+from config.errors import UserError
 from config.paths import TRAINING_STAGES
 from config.profile import Resolved, build
 from config.run import RunConfig
@@ -23,17 +24,16 @@ class Profile:
     evaluate: EvaluateConfig = EvaluateConfig()
     run: RunConfig = RunConfig()
 
-    def __post_init__(self) -> None:
-        for stage in TRAINING_STAGES:
-            config: TrainConfig = getattr(self, stage)
-            try:
-                config.rows(self.data.context)
-            except ValueError as error:
-                raise ValueError(f"{stage}: {error}") from None
-            if not getattr(self.data, stage):
-                raise ValueError(f"data.{stage} names no source; give at least one")
-
 
 def check(resolved: Resolved) -> Profile:
-    """The typed profile; a mistake is a UserError with file and line."""
-    return build(Profile, resolved)
+    """The typed profile; a mistake in a section, or in how two go together, is a UserError with file and line."""
+    profile = build(Profile, resolved)
+    for stage in TRAINING_STAGES:
+        config: TrainConfig = getattr(profile, stage)
+        try:
+            config.rows(profile.data.context)
+        except ValueError as error:
+            raise UserError(f"{resolved.where((stage, 'batch_tokens'))}: `{stage}`: {error}") from None
+        if not getattr(profile.data, stage):
+            raise UserError(f"{resolved.where(('data', stage))}: `data.{stage}` names no source; give at least one")
+    return profile

@@ -10,12 +10,10 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-import yaml
-
 from config.errors import UserError, run_main
 from config.files import write_atomic, write_json
 from config.paths import RunPaths
-from config.profile import read_params, resolve
+from config.profile import read_params, resolve, to_yaml
 from data.inventory import take
 from stages.profile import Profile, check
 
@@ -32,12 +30,9 @@ def main() -> None:
     values = {field.name: {} for field in fields(Profile)} | resolved.values
     paths = RunPaths(name, root)
     sources = take(profile.data, paths.work / "file-hashes.json")
-    # Sorted, so that moving a key about in a profile changes nothing downstream.
-    write_atomic(paths.resolved, yaml.dump(values, Dumper=_DUMPER, sort_keys=True, allow_unicode=True))
+    write_atomic(paths.resolved, to_yaml(values))
     write_json(paths.sources, sources)
 
-
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 if __name__ == "__main__":
     run_main(main)

@@ -50,7 +50,7 @@ class Sections:
 
 
 def run_stage(stage: str) -> int:
-    """Run a training stage for the profile named on the command line; the exit status: 0 done, 143 stopped and saved."""
+    """Run a training stage for the profile named on the command line; returns 0, or 143 when stopped and saved."""
     paths = start(stage)
     sections = Sections(
         model=read_section(paths, "model", ModelConfig),
@@ -138,7 +138,7 @@ def _train(
         loader = Loader(
             Rows(paths.manifest(stage), "train"),
             rows_per_update,
-            config.micro_batch,
+            min(config.micro_batch, -(-rows_per_update // ranks.world)),  # no rows of padding where a rank gets few
             ranks.rank,
             ranks.world,
             config.seed,

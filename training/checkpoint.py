@@ -51,17 +51,17 @@ class Checkpoints:
         """Write the state after `position.step` updates; all ranks together. UserError when the disk is full."""
         name = f"step-{position.step:08d}"
         temporary = self.folder / f".{name}.tmp"
-        if self.ranks.first:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-        self.ranks.barrier()
         try:
+            if self.ranks.first:
+                shutil.rmtree(temporary, ignore_errors=True)
+                temporary.mkdir(parents=True)
+            self.ranks.barrier()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # DCP warns that one process is no group: that is intended
                 dcp.save(self._state(model, optimizer), checkpoint_id=temporary, no_dist=self.ranks.world == 1)
             if self.ranks.first:
                 self._commit(temporary, name, position, optimizer)
-        except Exception as error:
+        except BaseException as error:  # DCP's own CheckpointException is no Exception
             shutil.rmtree(temporary, ignore_errors=True)
             raise_if_cause_is_full_disk(error, self.folder, model, optimizer)
             raise
@@ -82,9 +82,11 @@ class Checkpoints:
         final = self.folder / name
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
-        steps = sorted({*self.steps(), position.step})
-        write_json(self.index, {"steps": steps[-self.keep :]})
-        for step in steps[: -self.keep]:
+        # Later ones were damaged and passed over, or this run would have started from them.
+        before = self.steps()
+        kept = [*(step for step in before if step < position.step), position.step][-self.keep :]
+        write_json(self.index, {"steps": kept})
+        for step in set(before) - set(kept):
             shutil.rmtree(self.folder / f"step-{step:08d}", ignore_errors=True)
 
     def load_newest(self, model: nn.Module, optimizer: Optimizer) -> Position | None:
@@ -113,8 +115,9 @@ class Checkpoints:
             return str(error)
         if manifest["fingerprint"] != self.fingerprint or manifest["format"] != FORMAT:
             raise UserError(
-                f"{folder} was made by another run (fingerprint {manifest['fingerprint']}, format {manifest['format']}; "
-                f"expected {self.fingerprint}, {FORMAT}): its parameters or data differ; delete {self.folder}"
+                f"{folder} was made by another run (fingerprint {manifest['fingerprint']}, format "
+                f"{manifest['format']}; expected {self.fingerprint}, {FORMAT}): its parameters or data differ; "
+                f"delete {self.folder}"
             )
         for name, facts in manifest["files"].items():
             path = folder / name

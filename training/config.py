@@ -27,8 +27,9 @@ class TrainConfig:
             raise ValueError("tokens, batch_tokens and micro_batch are at least 1")
         if self.batch_tokens > self.tokens:
             raise ValueError(f"batch_tokens {self.batch_tokens} exceed the stage's tokens {self.tokens}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; expected a number above 0")
+        ratios = (self.embedding_ratio, self.value_embedding_ratio, self.head_ratio, self.scalar_ratio)
+        if not (0 < self.learning_rate < float("inf") and all(0 <= ratio < float("inf") for ratio in ratios)):
+            raise ValueError(f"learning_rate is {self.learning_rate}, ratios {ratios}; expected numbers above 0")
         if not (0 <= self.decay_share <= 1 and 0 <= self.final_scale <= 1 and 0 <= self.momentum < 1):
             raise ValueError("decay_share and final_scale lie in 0 … 1, momentum in 0 … 1 without the 1")
         if self.warmup_updates < 0 or self.weight_decay < 0:

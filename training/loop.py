@@ -1,5 +1,6 @@
 """The one training loop, for pretrain, midtrain and sft. It is given all it calls; nothing points back at it."""
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -102,7 +103,11 @@ def train(job: Job, position: Position, updates: Iterable[Update], waited: Calla
             targets += update.targets
             scale = rate_scale(step, job.updates, job.config)
             done = step + 1
-            logs = done % job.log_updates == 0 or done == job.updates
+            asks = job.ranks.world == 1 or done % job.log_updates == 0  # several ranks have to agree, which takes time
+            stopping = job.ranks.any(stop.received is not None) if asks else False
+            saves = done % job.checkpoint_updates == 0 or done == job.updates or stopping
+            # What is saved was looked at: a loss that is not finite ends the run before it spoils a checkpoint.
+            logs = saves or done % job.log_updates == 0
             norm = _gradient_norm(job) if logs else None
             if update.targets:
                 job.optimizer.step(scale)
@@ -111,25 +116,22 @@ def train(job: Job, position: Position, updates: Iterable[Update], waited: Calla
             if logs:
                 job.ranks.sum_([summed])
                 loss = summed.item() / max(1, targets)
-                if loss != loss or loss in (float("inf"), float("-inf")):
+                if not (math.isfinite(loss) and math.isfinite(norm)):
                     raise UserError(
-                        f"{job.stage}: the loss is {loss} at update {done}; the last checkpoint is kept; "
-                        f"lower {job.stage}.learning_rate ({job.config.learning_rate}) and run `dvc repro`"
+                        f"{job.stage}: the loss is {loss}, the gradient's norm {norm} at update {done}; lower "
+                        f"{job.stage}.learning_rate ({job.config.learning_rate}) and run `dvc repro`"
                     )
                 meter.log(done, loss, job.config.learning_rate * scale, norm)
                 summed, targets = torch.zeros((), device=device), 0
-            stopping = job.ranks.any(stop.received is not None) if logs or job.ranks.world == 1 else False
-            for hook in job.hooks:
-                if done in hook.steps:
-                    meter.pause()
-                    hook.call(done)
-                    meter.resume()
-            if done % job.checkpoint_updates == 0 or done == job.updates or stopping:
-                meter.pause()
+            meter.pause()
+            if saves:  # before the hooks: whatever befalls them, the work is on disk
                 started = time.perf_counter()
                 job.checkpoints.save(job.model, job.optimizer, Position(done, loss))
                 job.telemetry.event("checkpoint", step=done, seconds=round(time.perf_counter() - started, 3))
-                meter.resume()
+            for hook in job.hooks:
+                if done in hook.steps:
+                    hook.call(done)
+            meter.resume()
             if stopping and done < job.updates:
                 raise StoppedError(
                     f"{stop.received or 'stop'} received: saved at update {done:,}; `dvc repro` goes on from there"

@@ -21,8 +21,11 @@ class Telemetry:
         self._open_line = False
 
     def rewind(self, step: int) -> None:
-        """Drop what was written after update `step`: a resumed run writes it again."""
+        """Drop what was written after update `step`: a resumed run writes it again. At 0 nothing is kept."""
         if not self.active or not self.path.exists():
+            return
+        if step == 0:
+            self.path.unlink()
             return
         kept = []
         for line in self.path.read_text(encoding="utf-8").split("\n"):

@@ -1,8 +1,8 @@
 """Sums of small numbers with visible steps, and of large ones with the calculator.
 
-Sums of two two-digit numbers, subtractions and divisions of two-digit numbers are done step by step, each step
-a fact that a small model can remember. The products up to 12 × 12 are remembered whole. All else is for the
-calculator: any number of three digits or more, two-digit products, division by more than nine.
+Sums and differences of two-digit numbers and divisions below 200 are done step by step, each step a fact that a
+small model can remember. The products up to 12 × 12 are remembered whole, forwards and backwards. All else is for
+the calculator: sums with three digits or more, larger products and divisions, results below zero.
 """
 
 from random import Random
@@ -37,7 +37,7 @@ _NOUN = ("What is @?", "Tell me @.", "Find @.", "Please find @.", "Can you find 
 ADD = compose(
     "add",
     (_SUM, ("{a} + {b}", "{a}+{b}", "{a} plus {b}")),
-    (_DO, ("add {a} and {b}", "add {b} to {a}")),
+    (_DO, ("add {a} and {b}", "add {a} to {b}")),
     (_NOUN, ("the sum of {a} and {b}",)),
 )
 SUBTRACT = compose(
@@ -86,7 +86,7 @@ def subtract_steps(a: int, b: int) -> list[Step]:
 
 
 def divide_steps(a: int, b: int) -> tuple[list[Step], int, int]:
-    """Long division of at most two digits by one: the steps, the quotient and the remainder.
+    """Long division by one digit, the quotient below 100: the steps, the quotient and the remainder.
 
     85 / 3: 3 × 20 = 60, 85 - 60 = 25, 3 × 8 = 24, 25 - 24 = 1, so 85 / 3 = 28 remainder 1.
     """
@@ -119,21 +119,18 @@ def write_division(a: int, b: int, unit: str = "") -> str:
 def sum_reserved(operation: str, a: int, b: int) -> bool:
     """Whether a sum or difference of two-digit numbers is kept for evaluation.
 
-    Multiples of ten are steps of other sums, so they are all taught.
+    Multiples of ten and differences below ten are steps of other problems, so they are all taught.
     """
-    if min(a, b) < 10 or max(a, b) > 99 or (b % 10 == 0) or (operation == "+" and a % 10 == 0):
+    if min(a, b) < 10 or max(a, b) > 99 or b % 10 == 0:
+        return False
+    if a % 10 == 0 if operation == "+" else a - b < 10:
         return False
     return reserved(operation, min(a, b), max(a, b))
 
 
 def division_reserved(a: int, b: int) -> bool:
-    """Whether a division of two digits by one is kept for evaluation."""
-    return a > 9 and reserved("/", a, b)
-
-
-def teaches_reserved(steps: list[Step]) -> bool:
-    """Whether one of the steps would give away a sum that is kept for evaluation."""
-    return any(operation in "+-" and sum_reserved(operation, left, right) for operation, left, right, _ in steps)
+    """Whether a division is kept for evaluation. Those below 10 × b are steps of the others, so they are all taught."""
+    return b < 10 and a >= 10 * b and reserved("/", a, b)
 
 
 # ---- drawing operands -------------------------------------------------------------------------------------------
@@ -165,14 +162,20 @@ def draw_subtraction(rng: Random, held_out: bool) -> tuple[int, int]:
 
 
 def draw_division(rng: Random, held_out: bool, exact: float = 0.5) -> tuple[int, int]:
-    """Up to two digits to be divided by one; a share `exact` leaves no remainder."""
+    """A number to be divided by 2 to 9; a share `exact` leaves no remainder.
+
+    Half of them (in the evaluation, all) have a quotient of two digits, and are below 200. A few of the others are
+    rows of the tables of 10, 11 and 12.
+    """
+    long = held_out or rng.random() < 0.5
     while True:
         b = between(rng, 2, 9)
-        if rng.random() < exact:
-            a = b * between(rng, 1, 99 // b)
-        else:
-            a = between(rng, 10, 99)
-        if division_reserved(a, b) == held_out and (held_out or not teaches_reserved(divide_steps(a, b)[0])):
+        low, high = (10 * b, 199) if long else (b, 10 * b - 1)
+        if not long and rng.random() < 0.1:
+            b = between(rng, 10, 12)
+            return b * between(rng, 1, 12), b
+        a = b * between(rng, low // b, high // b) if rng.random() < exact else between(rng, low, high)
+        if division_reserved(a, b) == held_out:
             return a, b
 
 
@@ -189,14 +192,13 @@ def draw_calculation(rng: Random, held_out: bool) -> tuple[str, int, int]:
             b = between(rng, 13, 99)
             if rng.random() < 0.6:
                 a = between(rng, 2, 99)
-            if rng.random() < 0.3:
+            if rng.random() < 0.5:
                 a, b = b, a
         elif operation == "/":
             b = between(rng, 2, 40)
-            quotient = between(rng, 100 // b + 1, max(999 // b, 100 // b + 1))
-            a = b * quotient
+            a = b * between(rng, 200 // b + 1, 999 // b)
             if rng.random() < 0.2:
-                b, a = pick(rng, (2, 4, 5, 8, 10, 20)), between(rng, 100, 999)
+                b, a = pick(rng, (2, 4, 5, 8, 10, 20)), between(rng, 200, 999)
         if operation == "-" and a < b:
             a, b = b, a
         if reserved_pair(a, b) == held_out:
@@ -245,7 +247,7 @@ def divide(rng: Random) -> Conversation:
 
 
 def calculator(rng: Random) -> Conversation:
-    if chance(rng, 0.15):
+    if chance(rng, 0.18):
         return _other_calculation(rng)
     operation, a, b = draw_calculation(rng, held_out=False)
     words = ask(rng, CALCULATOR_WORDINGS[operation].train, a=a, b=b)
@@ -256,16 +258,17 @@ def calculator(rng: Random) -> Conversation:
 def _other_calculation(rng: Random) -> Conversation:
     """What is not evaluated, but asked: three numbers, results below zero, quotients with many decimals."""
     kind = rng.random()
-    if kind < 0.5:
+    if kind < 0.45:
         a, b, c = between(rng, 2, 99), between(rng, 2, 99), between(rng, 2, 99)
         expression = f"{a} {pick(rng, '+-*')} {b} {pick(rng, '+-*')} {c}"
         asked = expression.replace(" ", "") if chance(rng, 0.3) else expression
         return user(ask(rng, EXPRESSION.train, e=asked)), calculator_reply(expression, calculate(expression))
-    if kind < 0.75:
-        a, b, operation = between(rng, 0, 98), between(rng, 1, 99), "-"
+    if kind < 0.8:
+        most, operation = pick(rng, (9, 99)), "-"
+        a, b = between(rng, 0, most), between(rng, 0, most)
         a, b = min(a, b), max(a, b) + (a == b)
     else:
-        a, b, operation = between(rng, 100, 999), between(rng, 3, 99), "/"
+        a, b, operation = between(rng, 200, 999), between(rng, 3, 99), "/"
     words = ask(rng, CALCULATOR_WORDINGS[operation].train, a=a, b=b)
     expression = f"{a} {operation} {b}"
     return user(words), calculator_reply(expression, calculate(expression))

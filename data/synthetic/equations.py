@@ -34,6 +34,7 @@ WORDINGS = compose(
         ),
         ("{e}",),
     ),
+    one_in=4,
 )
 
 
@@ -43,10 +44,10 @@ def is_reserved(sign: str, a: int, b: int, x: int) -> bool:
 
 
 def draw(rng: Random, held_out: bool) -> tuple[str, int, int, int]:
-    """The sign, a, b and x of an equation ax ± b = c, with a 1 to 9, b 1 to 20, x 1 to 12 and c above 0."""
+    """The sign, a, b and x of an equation ax ± b = c, with a 1 to 9, b 1 to 15, x 1 to 12 and c above 0."""
     while True:
         a = between(rng, 2, 9) if rng.random() < 0.9 else 1
-        b, x = between(rng, 1, 20), between(rng, 1, 12)
+        b, x = between(rng, 1, 15), between(rng, 1, 12)
         sign = "+" if rng.random() < 0.5 else "-"
         c = a * x + b if sign == "+" else a * x - b
         if c < 1 or is_reserved(sign, a, b, x) != held_out:

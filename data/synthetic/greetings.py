@@ -6,7 +6,7 @@ from random import Random
 
 from data.conversation import Conversation, assistant, user
 from data.synthetic.draw import chance, pick
-from data.synthetic.reserve import HeldOut, reserved
+from data.synthetic.reserve import HeldOut, reserved_among
 from data.synthetic.wording import casual
 
 
@@ -79,17 +79,11 @@ def _messages(held_out: bool) -> tuple[tuple[tuple[str, ...], str, str], ...]:
     """
     sides = []
     for intent in INTENTS:
-        question = intent.endings[0] == "?"
-        prefixes = ("", *(f"{hello}. " for hello in _HELLO)) if question and intent.marker != "welcome" else ("",)
-        texts = [
-            f"{prefix}{opening}{ending}"
-            for prefix in prefixes
-            for opening in intent.openings
-            for ending in intent.endings
-            if held_out
-            == (bool(prefix or ending not in ".?") and reserved("greeting", prefix, opening, ending, one_in=5))
-        ]
-        sides.append((tuple(texts), intent.reply, intent.marker))
+        prefixes = ("", *(f"{hello}. " for hello in _HELLO)) if intent.endings[0] == "?" else ("",)
+        bare = [f"{opening}{intent.endings[0]}" for opening in intent.openings]
+        texts = [f"{p}{opening}{ending}" for p in prefixes for opening in intent.openings for ending in intent.endings]
+        kept = reserved_among("greeting", set(texts).difference(bare), one_in=5, least=2)
+        sides.append((tuple(text for text in texts if (text in kept) == held_out), intent.reply, intent.marker))
     return tuple(sides)
 
 
@@ -97,7 +91,8 @@ def chat(rng: Random) -> Conversation:
     texts, reply, _ = pick(rng, _messages(False))
     # Half of what people type is the shortest form.
     text = texts[0] if chance(rng, 0.2) else pick(rng, texts)
-    return user(casual(rng, text)), assistant(reply)
+    # Greetings are typed carelessly more often than the rest, so twice the chance.
+    return user(casual(rng, casual(rng, text))), assistant(reply)
 
 
 def line(rng: Random) -> str:

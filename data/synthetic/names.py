@@ -7,44 +7,28 @@ from data.synthetic import arithmetic, facts
 from data.synthetic.draw import chance, pick
 from data.synthetic.people import draw_name
 from data.synthetic.reserve import HeldOut
-from data.synthetic.wording import Wordings, casual
+from data.synthetic.wording import casual, compose
 
 # The name always follows a space, so that it is the same tokens in the question and in the answer.
-TELL = Wordings(
-    train=(
-        "My name is {n}.",
-        "I am {n}.",
-        "Hello, my name is {n}.",
-        "Hi, I am {n}.",
-        "Hi! My name is {n}.",
-        "Please call me {n}.",
-        "You can call me {n}.",
-        "Hello, I am {n}.",
-        "People call me {n}.",
-    ),
-    reserved=(
-        "Hey, my name is {n}.",
-        "Good morning, I am {n}.",
-        "Hello! Please call me {n}.",
-    ),
+_ANNOUNCE = ("@.", "Hello, @.", "Hello! @.", "Hi, @.", "Hi! @.", "Hey, @.", "Good morning, @.", "Good evening, @.")
+TELL = compose(
+    "tell name",
+    (_ANNOUNCE, ("my name is {n}", "I am {n}", "please call me {n}", "you can call me {n}", "people call me {n}")),
 )
-ASK = Wordings(
-    train=(
-        "What is my name?",
-        "Who am I?",
-        "Do you know my name?",
-        "Tell me my name.",
-        "Can you tell me my name?",
-        "What was my name?",
-        "Do you remember my name?",
-        "Say my name.",
-    ),
-    reserved=(
-        "Please tell me my name.",
-        "Can you say my name?",
-        "What is my name again?",
-    ),
+_REQUEST = (
+    "What is @?",
+    "What's @?",
+    "What was @?",
+    "Tell me @.",
+    "Please tell me @.",
+    "Can you tell me @?",
+    "Do you know @?",
+    "Do you remember @?",
+    "Say @.",
+    "Please say @.",
+    "Can you say @?",
 )
+ASK = compose("ask name", (_REQUEST, ("my name", "my name again")), (("@?", "Tell me, @?"), ("who am I",)))
 _LIKES = ("a cat", "a dog", "a hat", "a book", "a boat", "a drum", "a garden", "a red coat")
 _BETWEEN = (facts.chat, facts.chat, arithmetic.add, arithmetic.subtract, arithmetic.times)
 
@@ -77,7 +61,8 @@ def line(rng: Random) -> str:
         told = pick(rng, TELL.train).format(n=name)
         return f"{told} Nice to meet you, {name}! {pick(rng, ASK.train)} Your name is {name}."
     if plan < 0.6:
-        return f"This is {name}. People like {name}. The name is {name}."
+        third = draw_name(rng, held_out=False)
+        return f"Names: {name}, {other}, {third}. Again: {name}, {other}, {third}."
     first, second = pick(rng, _LIKES), pick(rng, _LIKES)
     return f"One is {name} and one is {other}. Here {name} has {first} and {other} has {second}."
 

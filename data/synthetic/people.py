@@ -29,8 +29,8 @@ _REAL_RESERVED = listed(
     "Agnes Arthur Bella Bruno Cora Dennis Dora Edgar Erin Frank Gloria Hugo Irene Isaac Jasmin Kevin Lara Louis "
     "Manuel Miriam Natalie Oliver Olga Patrick Priya Rachel Ravi Samuel Stella Teresa Vera Walter Wendy"
 )
-_STARTS = listed("B Br C Ch D Dr F Fl G Gr H J K Kl L M N P Pr R S Sh St T Th Tr V W Y Z A E I O U")
-_VOWELS = listed("a a e e i i o o u ai ee ea ie oo y")
+_STARTS = listed("B Br C Ch D Dr F Fl G Gr H J K Kl L M N P Pr R S Sh St T Th Tr V W Y Z")
+_VOWELS = listed("a a a e e e i i i o o o u u y ee oo")
 _MIDDLES = listed("b ck d g k l ll ld lm m mb n nn nd ng p r rr rk rt rv s ss st t tt th v w z")
 _ENDS = ("", "", "", "n", "r", "s", "l", "k", "x", "m", "t", "d", "sh", "lf", "nd")
 
@@ -38,7 +38,7 @@ _ENDS = ("", "", "", "n", "r", "s", "l", "k", "x", "m", "t", "d", "sh", "lf", "n
 def made_up(rng: Random, held_out: bool) -> str:
     """A name of one to three syllables: Zorvik, Malden, Tristor. A tenth of all is held out."""
     while True:
-        syllables = 1 + (rng.random() < 0.85) + (rng.random() < 0.25)
+        syllables = 1 + (rng.random() < 0.8) + (rng.random() < 0.1)
         name = pick(rng, _STARTS) if rng.random() < 0.95 else ""
         for position in range(syllables):
             name += (pick(rng, _MIDDLES) if position else "") + pick(rng, _VOWELS)

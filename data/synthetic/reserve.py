@@ -1,6 +1,7 @@
 """What training never sees: a stable hash keeps a share of operands, names and phrases for the evaluation."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -17,11 +18,20 @@ class HeldOut:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
+def _digest(kind: str, *key: int | str) -> int:
+    text = ":".join(map(str, (kind, *key)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
 def is_reserved(kind: str, *key: int | str, one_in: int = 10) -> bool:
     """True for one in `one_in` of the keys of this kind, the same ones for ever."""
-    text = ":".join(map(str, (kind, *key)))
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") % one_in == 0
+    return _digest(kind, *key) % one_in == 0
+
+
+def reserved_among(kind: str, keys: Iterable[str], one_in: int, least: int = 3) -> frozenset[str]:
+    """One in `one_in` of a short list of different keys, rounded down, but at least `least`."""
+    ranked = sorted(set(keys), key=lambda key: _digest(kind, key))
+    return frozenset(ranked[: max(least, len(ranked) // one_in)])
 
 
 # For keys of a small space, drawn again and again. Names and the calculator's operands are too many to remember.

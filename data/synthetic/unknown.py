@@ -13,7 +13,7 @@ from data.synthetic import facts
 from data.synthetic.draw import chance, pick
 from data.synthetic.people import COMMON, family_name, made_up
 from data.synthetic.reserve import HeldOut, is_reserved, reserved
-from data.synthetic.wording import Wordings, casual
+from data.synthetic.wording import Wordings, casual, compose
 
 ANSWER = "I do not know."
 
@@ -32,21 +32,24 @@ PLACE = Wordings(
         "Tell me where {p} is.",
     ),
 )
-PERSON = Wordings(
-    train=(
-        "Who is {p}?",
-        "How old is {p}?",
-        "Where does {p} live?",
-        "What does {p} do?",
-        "When was {p} born?",
-        "What is the job of {p}?",
-        "Do you know {p}?",
-        "Where was {p} born?",
+PERSON = compose(
+    "person",
+    (
+        ("@?", "Tell me, @?", "Please, @?"),
+        (
+            "who is {p}",
+            "how old is {p}",
+            "how tall is {p}",
+            "where does {p} live",
+            "where does {p} work",
+            "what does {p} do",
+            "when was {p} born",
+            "where was {p} born",
+        ),
     ),
-    reserved=(
-        "Tell me who {p} is.",
-        "How tall is {p}?",
-        "Where does {p} work?",
+    (
+        ("Tell me @.", "Please tell me @.", "Can you tell me @?", "Do you know @?"),
+        ("who {p} is", "how old {p} is", "where {p} lives", "what {p} does", "when {p} was born"),
     ),
 )
 # Each pattern with the words of its slots; every combination is one question.
@@ -125,7 +128,7 @@ def _place(rng: Random, held_out: bool) -> str:
     while True:
         stem = made_up(rng, held_out=False).rstrip("aeiouy")
         name = stem + pick(rng, ("ia", "land", "stan", "ania", "or"))
-        if len(stem) > 1 and is_reserved("place", name) == held_out:
+        if len(stem) > 2 and is_reserved("place", name) == held_out:
             return name
 
 

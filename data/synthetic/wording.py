@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from random import Random
 
 from data.synthetic.draw import pick
-from data.synthetic.reserve import reserved
+from data.synthetic.reserve import reserved_among
 
 _PUNCTUATION = str.maketrans("", "", "?!.,'")
-_DROPPED = re.compile(r"[^\w+\-*/=×÷()]+")
+_SPACE = re.compile(r"[^\w+\-*/=×÷()]+")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Wordings:
 
 
 # What most people write: always taught. (Letters of the wording without its phrase.)
-_ALWAYS = ("", "whatis", "ifthenxis", "solve")
+_ALWAYS = ("", "whatis", "whats", "ifthenxis", "solve")
 
 # A set of frames, `@` standing for the phrase, and the phrases that each of them takes.
 Group = tuple[tuple[str, ...], tuple[str, ...]]
@@ -40,16 +40,21 @@ def compose(kind: str, *groups: Group, one_in: int = 5) -> Wordings:
     So the evaluation asks in new combinations of familiar pieces. Wordings that differ in signs only (a + b, a+b)
     are reserved together, or the evaluation would be no news.
     """
-    sides: tuple[list[str], list[str]] = ([], [])
+    letters: dict[str, str] = {}  # of each wording
+    optional: set[str] = set()  # those letters that may be reserved
     for frames, phrases in groups:
         for frame in frames:
             for phrase in phrases:
                 text = frame.replace("@", phrase)
-                text = text[:1].upper() + text[1:] if frame != "@" else text
-                letters = _letters(frame.replace("@", phrase))
-                held_out = _letters(frame) not in _ALWAYS and reserved("wording", kind, letters, one_in=one_in)
-                sides[held_out].append(text)
-    return Wordings(*(tuple(dict.fromkeys(side)) for side in sides))
+                text = text if frame == "@" else text[:1].upper() + text[1:]
+                letters[text] = _letters(text)
+                if _letters(frame) not in _ALWAYS:
+                    optional.add(letters[text])
+    kept = reserved_among(f"wording {kind}", optional, one_in)
+    return Wordings(
+        train=tuple(text for text, key in letters.items() if key not in kept),
+        reserved=tuple(text for text, key in letters.items() if key in kept),
+    )
 
 
 def _letters(text: str) -> str:
@@ -83,4 +88,4 @@ def ask(rng: Random, wordings: tuple[str, ...], keep: str = "", **slots: object)
 
 def normalise(text: str) -> str:
     """A prompt without what does not change its meaning: capitals, punctuation, runs of spaces."""
-    return " ".join(_DROPPED.sub(" ", text.lower().replace("'", "")).split())
+    return _SPACE.sub(" ", text.lower().translate(_PUNCTUATION)).strip()

@@ -6,17 +6,18 @@ from fractions import Fraction
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _THOUSANDS = re.compile(r"^-?\d{1,3}(,\d{3})+(\.\d+)?$")
+_TERM = re.compile(r"([\d)]|\d[a-z])\s*$|\w$")
 _REMAINDER = re.compile(r"(-?\d+(?:\.\d+)?)\s*(?:remainder|rem\.?|r\.?)\s*(\d+)", re.IGNORECASE)
 
 Grade = Callable[[str], bool]
 
 
 def numbers(text: str) -> list[Fraction]:
-    """Every number in the text, in order. A minus sign counts where it follows no digit or letter: 7 - 3 holds 3."""
+    """Every number in the text, in order. A minus between two terms is no sign: 7-3 and 5x -3 hold 3, `is -3` -3."""
     found = []
     for match in _NUMBER.finditer(text):
         written = match.group()
-        if written.startswith("-") and re.search(r"[\w)]\s*$", text[: match.start()]):
+        if written.startswith("-") and _TERM.search(text[: match.start()]):
             written = written[1:]
         # A comma parts thousands, or else ends a clause: "12, so" and "1,200".
         pieces = [written] if _THOUSANDS.match(written) else written.split(",")

@@ -31,9 +31,14 @@ CHROMIUM_FLAGS = [
 ]
 
 
-def find_chromium() -> str:
+def chromium() -> str | None:
+    """Path of the Chromium that is installed."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def require_chromium() -> str:
     """Path of Chromium. Where there is none the test is skipped, but under CI=true it fails."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    found = chromium()
     if found:
         return found
     reason = "no Chromium here: install Debian's package `chromium`"
@@ -97,7 +102,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[BrowserContext]:
     """One visitor's Chromium, whose cache serves all tests: the page's 60 files are read once."""
-    executable = find_chromium()
+    executable = require_chromium()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, headless=True, args=CHROMIUM_FLAGS)
         yield browser.new_context()
@@ -145,6 +150,8 @@ class Tab:
         """Open Settings and type into one of its fields."""
         if not self.page.is_visible("#seed input, #seed textarea"):
             self.page.click("#settings >> text=Settings")
+            self.page.wait_for_selector("#seed input, #seed textarea")
+            time.sleep(0.3)  # Gradio sets the fields once more just after they have appeared
         self.page.get_by_label(label).last.fill(value)
         self.page.get_by_label(label).last.press("Tab")
 

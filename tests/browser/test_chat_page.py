@@ -1,5 +1,6 @@
 """The chat page as its users meet it, in Chromium, with a scripted model."""
 
+import itertools
 import re
 import time
 from collections.abc import Callable
@@ -20,8 +21,8 @@ def test_streams_word_by_word(tab: Tab):
     seen = tab.seen()
     texts = [text for _, text in seen]
     assert len(texts) >= 15
-    assert all(later.startswith(earlier.rstrip()) for earlier, later in zip(texts, texts[1:], strict=False))
-    steps = [len(later) - len(earlier) for earlier, later in zip(texts, texts[1:], strict=False)]
+    assert all(later.startswith(earlier.rstrip()) for earlier, later in itertools.pairwise(texts))
+    steps = [len(later) - len(earlier) for earlier, later in itertools.pairwise(texts)]
     assert max(steps) < len(texts[-1]) / 3
     assert scripted.STORY.startswith(texts[-1])
     assert seen[-1][0] - seen[0][0] > 1000  # as it was written, not all at the end

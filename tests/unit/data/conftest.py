@@ -5,9 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from data.config import DataConfig, Source
 from data.tokenizer import Tokenizer
+
+# A busy machine is no failure: time limits are pytest's matter.
+settings.register_profile("data", deadline=None)
+settings.load_profile("data")
 
 TRAINING_TEXT = (
     "the cat sat on the mat and the dog ran to the other cat. 12 + 30 = 42, so the sum is 42.\n"

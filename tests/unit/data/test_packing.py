@@ -75,15 +75,15 @@ def test_chats_pack_tightly() -> None:
     random = np.random.default_rng(0)
     documents = _documents(random.integers(5, 120, 3000).tolist())
     rows, _ = _pack(documents, [np.ones(len(ids), np.uint8) for ids in documents], 257, False, 1024)
-    assert sum(each.filled for each in rows) / (257 * len(rows)) > 0.995
+    assert sum(each.filled for each in rows) / (257 * len(rows)) > 0.998
 
 
 def test_text_is_seldom_divided() -> None:
     random = np.random.default_rng(0)
     documents = _documents(random.integers(5, 120, 3000).tolist())
     rows, packer = _pack(documents, [np.ones(len(ids), np.uint8) for ids in documents], 257, True, 1024)
-    assert packer.divided < 0.03 * len(documents)  # cutting a stream at the rows' ends divides 24 %
-    assert sum(each.filled for each in rows) / (257 * len(rows)) > 0.999
+    assert packer.divided < 0.01 * len(documents)  # cutting a stream at the rows' ends divides 24 %
+    assert all(each.filled == 257 for each in rows[:-1])
 
 
 def test_many_tiny_documents_fill_long_rows() -> None:

@@ -11,9 +11,9 @@ import data.shard_files as shard_files
 from config.errors import UserError
 from data.chat import render
 from data.config import DataConfig, Source
+from data.manifest import read_manifest, verify
 from data.mixture import content_hash, in_validation
 from data.rows import Rows
-from data.manifest import read_manifest, verify
 from data.shards import build
 from data.sources import read_source
 from data.tokenizer import Tokenizer
@@ -118,6 +118,9 @@ def test_validation_rows_do_not_depend_on_the_order(
     (corpus / "more.jsonl").write_text("\n".join(lines[:101] + lines[:20]))  # a few twice
     second = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
     assert second["splits"]["validation"] == first["splits"]["validation"]
+    (before,), (after,) = first["sources"], second["sources"]
+    assert after["validation_documents"] == before["validation_documents"]
+    assert after["validation_duplicates"] == 320 - 300 - (after["documents"] - before["documents"]) > 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5])

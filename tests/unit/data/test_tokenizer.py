@@ -105,6 +105,7 @@ def test_a_vocabulary_beyond_the_text_is_an_error_that_says_how_much_it_supports
     ) as caught:
         Tokenizer.train(["hello hello world"], 32768)
     supported = int(str(caught.value).split("at most ")[1].split(",")[0])
+    assert supported == 256 + 9 + 4  # he, hel, hell, hello: no other pair occurs twice
     assert Tokenizer.train(["hello hello world"], supported).vocab_size == supported
     with pytest.raises(UserError):
         Tokenizer.train(["hello hello world"], supported + 1)
