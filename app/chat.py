@@ -99,8 +99,6 @@ def keep_to_this_machine() -> None:
 
 def serve(models: ModelCache, first: Run, runs: Callable[[], list[Run]], options: argparse.Namespace) -> None:
     """Start the page, say where it is, and wait for Ctrl-C."""
-    # Weights are read while Gradio starts, which takes seconds; what goes wrong is told when a message is sent.
-    threading.Thread(target=_warm, args=(models, first), name="warm", daemon=True).start()
     from app import page
     from app.theme import look
 
@@ -131,6 +129,8 @@ def serve(models: ModelCache, first: Run, runs: Callable[[], list[Run]], options
         raise UserError(f"port {options.port} can't be used ({error}): choose another with --port") from None
     shown = f"[{options.host}]" if ":" in options.host else options.host
     print(f"Tandem is at http://{shown}:{options.port} ({first.label}). Ctrl-C ends it.", flush=True)
+    # Torch and the weights are read once the page is up; what goes wrong is told again when a message is sent.
+    threading.Thread(target=_warm, args=(models, first), name="warm", daemon=True).start()
     with suppress(KeyboardInterrupt):
         threading.Event().wait()
     blocks.close(verbose=False)

@@ -115,7 +115,7 @@ class Engine:
         Ends at a stop id, at max_tokens, or where the context is full; closing the iterator ends the work.
         Raises UserError when the prompt is empty or fills the context.
         """
-        for tokens in self._decode([prompt], sampling):
+        for tokens in self._decode([prompt], sampling, self._generator(sampling)):
             yield tokens[0]
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
@@ -125,24 +125,30 @@ class Engine:
         """
         replies: list[list[int]] = [[] for _ in prompts]
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+        generator = self._generator(sampling)  # one for all batches: begun anew, each would draw the same
         for at in range(0, len(order), BATCH_ROWS):
             batch = order[at : at + BATCH_ROWS]
-            for tokens in self._decode([prompts[index] for index in batch], sampling):
+            for tokens in self._decode([prompts[index] for index in batch], sampling, generator):
                 for row, token in tokens.items():
                     replies[batch[row]].append(token)
         return replies
 
-    def _decode(self, prompts: list[list[int]], sampling: Sampling) -> Iterator[dict[int, int]]:
+    def _generator(self, sampling: Sampling) -> torch.Generator:
+        generator = torch.Generator(device=self.model.embedding.weight.device)
+        if sampling.seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(sampling.seed)
+        return generator
+
+    def _decode(
+        self, prompts: list[list[int]], sampling: Sampling, generator: torch.Generator
+    ) -> Iterator[dict[int, int]]:
         """Step by step, {row: id} of the rows that got one."""
         for prompt in prompts:
             if not 0 < len(prompt) < self.context:
                 raise UserError(f"the prompt has {len(prompt)} tokens; expected 1 to {self.context - 1}")
         device = self.model.embedding.weight.device
-        generator = torch.Generator(device=device)
-        if sampling.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(sampling.seed)
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         slots = min(self.context, longest + sampling.max_tokens)

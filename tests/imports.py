@@ -1,6 +1,7 @@
 """Reads which project files a module imports, lazy and relative imports included, without running anything."""
 
 import ast
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -31,13 +32,13 @@ def imported_files(path: Path) -> frozenset[Path]:
     return frozenset(found)
 
 
-def closure(path: Path) -> frozenset[Path]:
-    """All project files that a file needs, itself included."""
+def closure(path: Path, cut: Callable[[Path], bool] = lambda _: False) -> frozenset[Path]:
+    """All project files that a file needs, itself included; those that `cut` says are left out, and what they need."""
     seen: set[Path] = set()
     waiting = [path]
     while waiting:
         current = waiting.pop()
-        if current not in seen:
+        if current not in seen and not cut(current):
             seen.add(current)
             waiting.extend(imported_files(current))
     return frozenset(seen)

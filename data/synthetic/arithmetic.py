@@ -129,8 +129,11 @@ def sum_reserved(operation: str, a: int, b: int) -> bool:
 
 
 def division_reserved(a: int, b: int) -> bool:
-    """Whether a division is kept for evaluation. Those below 10 × b are steps of the others, so they are all taught."""
-    return b < 10 and a >= 10 * b and reserved("/", a, b)
+    """Whether a division is kept for evaluation: a tenth of those that need both tens and ones in the quotient.
+
+    The others are steps of these, so they are all taught.
+    """
+    return b < 10 and a >= 10 * b and a // b % 10 != 0 and reserved("/", a, b)
 
 
 # ---- drawing operands -------------------------------------------------------------------------------------------

@@ -47,13 +47,13 @@ def draw(rng: Random, held_out: bool) -> tuple[str, int, int, int]:
     """The sign, a, b and x of an equation ax ± b = c, with a 1 to 9, b 1 to 15, x 1 to 12 and c above 0."""
     while True:
         a = between(rng, 2, 9) if rng.random() < 0.9 else 1
-        b, x = between(rng, 1, 15), between(rng, 1, 12)
+        # Most have a one-digit b: the first step is then a sum that arithmetic teaches, too.
+        b, x = between(rng, 1, 9) if rng.random() < 0.75 else between(rng, 10, 15), between(rng, 1, 12)
         sign = "+" if rng.random() < 0.5 else "-"
         c = a * x + b if sign == "+" else a * x - b
-        if c < 1 or is_reserved(sign, a, b, x) != held_out:
-            continue
-        # The first step is itself a sum: training must not show one that is kept for evaluation.
-        if held_out or not sum_reserved("-" if sign == "+" else "+", c, b):
+        # The first step is itself a sum. One that is kept for evaluation must not be shown in training.
+        step_reserved = sum_reserved("-" if sign == "+" else "+", c, b)
+        if c > 0 and not step_reserved and is_reserved(sign, a, b, x) == held_out:
             return sign, a, b, x
 
 

@@ -20,50 +20,66 @@ class Intent:
     marker: str
 
 
-_TO = ("", " there", " Tandem", " again", " my friend", " everyone", " dear friend", ", nice to meet you")
-_HELLO = tuple(f"{word}{to}" for word in ("Hello", "Hi", "Hey") for to in ("", " there", " Tandem"))
+def _ends(mark: str, *endings: str) -> tuple[str, ...]:
+    return tuple(f"{ending}{mark}" for ending in ("", *endings))
+
+
+_TO = _ends(
+    ".", " there", " Tandem", " again", " my friend", " everyone", " dear friend", " to you", ", nice to meet you"
+)
 
 INTENTS = (
+    Intent(("Hello", "Hi", "Hey", "Hello hello", "Hi hi"), _TO, "Hello! How can I help you?", "hello"),
+    Intent(("Good morning",), _TO, "Good morning! How can I help you?", "good morning"),
+    Intent(("Good evening",), _TO, "Good evening! How can I help you?", "good evening"),
+    Intent(("Good afternoon",), _TO, "Good afternoon! How can I help you?", "good afternoon"),
     Intent(
-        ("Hello", "Hi", "Hey", "Hello hello", "Hi hi"),
-        tuple(f"{to}." for to in _TO),
-        "Hello! How can I help you?",
-        "hello",
-    ),
-    Intent(("Good morning",), tuple(f"{to}." for to in _TO), "Good morning! How can I help you?", "good morning"),
-    Intent(("Good evening",), tuple(f"{to}." for to in _TO), "Good evening! How can I help you?", "good evening"),
-    Intent(("Good afternoon",), tuple(f"{to}." for to in _TO), "Good afternoon! How can I help you?", "good afternoon"),
-    Intent(
-        ("How are you", "How are you doing", "How do you feel"),
-        tuple(
-            f"{when}?" for when in ("", " today", " now", " this morning", " this evening", ", Tandem", ", my friend")
-        ),
+        ("How are you", "How are you doing", "How do you do", "How do you feel", "How is it going"),
+        _ends("?", " today", " now", " this morning", " this evening", ", Tandem", ", my friend"),
         "I am fine, thank you. How can I help you?",
         "fine",
     ),
     Intent(
         ("Thanks", "Thank you", "Thank you so much", "Thanks a lot", "Many thanks", "Thank you very much"),
-        tuple(f"{to}." for to in ("", " Tandem", " my friend", " for your help", " for that", " again", " for this")),
+        _ends(
+            ".",
+            " Tandem",
+            " my friend",
+            " for your help",
+            " for that",
+            " again",
+            " for this",
+            " for the answer",
+            " for all",
+        ),
         "You are welcome!",
         "welcome",
     ),
     Intent(
         ("Bye", "Goodbye", "Bye bye", "Good night", "See you", "OK, bye"),
-        tuple(
-            f"{to}." for to in ("", " Tandem", " my friend", " for now", " then", " and take care", " until tomorrow")
+        _ends(
+            ".",
+            " Tandem",
+            " my friend",
+            " for now",
+            " then",
+            " and take care",
+            " until tomorrow",
+            " for today",
+            " soon",
         ),
         "Goodbye!",
         "goodbye",
     ),
     Intent(
         ("Who are you", "What are you", "What is your name", "Tell me who you are", "Who am I talking to"),
-        tuple(f"{to}?" for to in ("", ", please", ", Tandem", ", my friend", " exactly")),
+        _ends("?", ", please", ", Tandem", ", my friend", " exactly", " really"),
         "I am Tandem, a small language model.",
         "tandem",
     ),
     Intent(
         ("What can you do", "What can you help me with", "How can you help me", "What are you good at"),
-        tuple(f"{to}?" for to in ("", " for me", ", please", ", Tandem", " today", " here")),
+        _ends("?", " for me", ", please", ", Tandem", " today", " here"),
         "I can do sums, answer questions and write haiku.",
         "sums",
     ),
@@ -74,16 +90,17 @@ INTENTS = (
 def _messages(held_out: bool) -> tuple[tuple[tuple[str, ...], str, str], ...]:
     """For each intent the messages of one side, the reply and its marker.
 
-    A bare opening is always taught. A greeting before `how are you`, `who are you` and `what can you do` does not
-    change the reply.
+    A fifth is kept for the evaluation, never a bare opening. A greeting before `how are you`, `who are you` and
+    `what can you do` changes neither the side nor the reply.
     """
     sides = []
     for intent in INTENTS:
-        prefixes = ("", *(f"{hello}. " for hello in _HELLO)) if intent.endings[0] == "?" else ("",)
-        bare = [f"{opening}{intent.endings[0]}" for opening in intent.openings]
-        texts = [f"{p}{opening}{ending}" for p in prefixes for opening in intent.openings for ending in intent.endings]
-        kept = reserved_among("greeting", set(texts).difference(bare), one_in=5, least=2)
-        sides.append((tuple(text for text in texts if (text in kept) == held_out), intent.reply, intent.marker))
+        bare = {f"{opening}{intent.endings[0]}" for opening in intent.openings}
+        texts = [f"{opening}{ending}" for opening in intent.openings for ending in intent.endings]
+        kept = reserved_among("greeting", set(texts) - bare, one_in=5)
+        prefixes = ("", "Hello. ", "Hi. ", "Hey. ", "Hello! ", "Hi! ") if intent.endings[0] == "?" else ("",)
+        side = tuple(prefix + text for prefix in prefixes for text in texts if (text in kept) == held_out)
+        sides.append((side, intent.reply, intent.marker))
     return tuple(sides)
 
 
@@ -101,10 +118,10 @@ def line(rng: Random) -> str:
 
 
 def fixed_list() -> list[HeldOut]:
-    """The evaluation's list: every kept message as written, then lower-cased, then without its last mark."""
-    found = []
-    for texts, reply, marker in _messages(True):
-        for text in texts:
-            for typed in dict.fromkeys((text, text.lower(), text[:-1])):
-                found.append(HeldOut((user(typed),), reply, {"marker": marker}))
-    return found
+    """The evaluation's list: every kept message as written, lower-cased, without its last mark, and both."""
+    return [
+        HeldOut((user(typed),), reply, {"marker": marker})
+        for texts, reply, marker in _messages(True)
+        for text in texts
+        for typed in dict.fromkeys((text, text.lower(), text[:-1], text[:-1].lower()))
+    ]

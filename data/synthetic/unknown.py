@@ -55,9 +55,8 @@ PERSON = compose(
 # Each pattern with the words of its slots; every combination is one question.
 PATTERNS: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = (
     (
-        "{}Who will win {} {}?",
+        "Who will win {} {}?",
         (
-            ("", "Please tell me. "),
             ("the race", "the game", "the match", "the election", "the cup", "the prize"),
             ("tomorrow", "next week", "next month", "next year", "in the end"),
         ),

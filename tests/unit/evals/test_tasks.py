@@ -21,8 +21,7 @@ def tasks():
 
 
 def test_the_registry_holds_the_tasks_in_order():
-    assert list(registry.TASKS) == ORDER
-    assert list(tasks()) == ORDER
+    assert tuple(registry.TASKS) == tuple(tasks()) == ORDER
     assert {task.temperature for name, task in registry.TASKS.items() if name.startswith("haiku")} == {0.5}
     assert {task.temperature for name, task in registry.TASKS.items() if not name.startswith("haiku")} == {0.0}
 

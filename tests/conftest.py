@@ -1,0 +1,19 @@
+"""For all tests: one thread a process, and GPU tests skipped where there is no GPU."""
+
+import logging
+
+import pytest
+import torch
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("c10d-NullHandler-dcp_logger").setLevel(logging.CRITICAL)  # pages of it beside a failure
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU, found none"))
