@@ -8,6 +8,7 @@ import html
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -52,8 +53,23 @@ def build(models: ModelCache, first: Run, runs: Callable[[], list[Run]]) -> gr.B
     return page
 
 
-def chat_tab(page: gr.Blocks, models: ModelCache, first: Run, runs: Callable[[], list[Run]]) -> None:
-    """The chat; called inside `page`."""
+@dataclass(frozen=True)
+class Widgets:
+    """What can be seen and pressed in the chat."""
+
+    choice: gr.Dropdown
+    about: gr.HTML
+    new: gr.Button
+    chat: gr.Chatbot
+    notice: gr.HTML
+    box: gr.Textbox
+    temperature: gr.Slider
+    seed: gr.Textbox
+    max_tokens: gr.Slider
+
+
+def lay_out(first: Run) -> Widgets:
+    """Put the chat's widgets on the page, from top to bottom."""
     with gr.Row(elem_id="run-row"):
         choice = gr.Dropdown(
             [(first.label, str(first.folder))],
@@ -105,10 +121,15 @@ def chat_tab(page: gr.Blocks, models: ModelCache, first: Run, runs: Callable[[],
         max_tokens = gr.Slider(
             16, 2048, Settings.max_tokens, step=16, label="Max tokens", info="The longest reply, in pieces of words"
         )
+    return Widgets(choice, about, new, chat, notice, box, temperature, seed, max_tokens)
 
+
+def chat_tab(page: gr.Blocks, models: ModelCache, first: Run, runs: Callable[[], list[Run]]) -> None:
+    """The chat; called inside `page`."""
+    on = lay_out(first)
     sessions = Sessions()
-    outputs = [chat, notice, box]
-    settings = [choice, temperature, seed, max_tokens]
+    outputs = [on.chat, on.notice, on.box]
+    settings = [on.choice, on.temperature, on.seed, on.max_tokens]
 
     def reply(tab: str, said: Conversation, run: str, *controls: Any) -> Iterator[Updates]:
         """Answer the last turn of `said`. If that fails, the turn is taken back, to where it can be sent again."""
@@ -133,9 +154,9 @@ def chat_tab(page: gr.Blocks, models: ModelCache, first: Run, runs: Callable[[],
             yield show(sessions.conversation(tab)), gr.skip(), gr.skip() if sessions.is_busy(tab) else ready()
 
     def send(values: dict, request: gr.Request) -> Iterator[Updates]:
-        if values[box].strip():
+        if values[on.box].strip():
             yield gr.skip(), gr.skip(), ""
-            said = (*sessions.conversation(request.session_hash), user(values[box]))
+            said = (*sessions.conversation(request.session_hash), user(values[on.box]))
             yield from reply(request.session_hash, said, *(values[control] for control in settings))
         else:
             yield (gr.skip(),) * len(outputs)
@@ -174,7 +195,7 @@ def chat_tab(page: gr.Blocks, models: ModelCache, first: Run, runs: Callable[[],
         listed = {str(run.folder): run.label for run in (first, *runs())}
         return gr.update(choices=[(label, folder) for folder, label in listed.items()])
 
-    inputs = {box, *settings}
+    inputs = {on.box, *settings}
     handling: dict[str, Any] = {
         "inputs": inputs,
         "outputs": outputs,
@@ -183,15 +204,15 @@ def chat_tab(page: gr.Blocks, models: ModelCache, first: Run, runs: Callable[[],
         "show_progress": "hidden",
         "api_visibility": "private",
     }
-    box.submit(send, trigger_mode="multiple", **handling)  # a message sent meanwhile ends the reply before it
-    chat.example_select(send_example, **handling)
-    chat.retry(retry, **handling)
-    chat.edit(edit, **handling)
+    on.box.submit(send, trigger_mode="multiple", **handling)  # a message sent meanwhile ends the reply before it
+    on.chat.example_select(send_example, **handling)
+    on.chat.retry(retry, **handling)
+    on.chat.edit(edit, **handling)
     at_once: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    box.stop(stop, **at_once)
-    gr.on([new.click, chat.clear], new_chat, outputs=outputs, **at_once)
-    choice.change(lambda run: _about(_find(run, first, runs)), choice, about, **at_once)
-    page.load(arrive, outputs=choice, **at_once)
+    on.box.stop(stop, **at_once)
+    gr.on([on.new.click, on.chat.clear], new_chat, outputs=outputs, **at_once)
+    on.choice.change(lambda run: _about(_find(run, first, runs)), on.choice, on.about, **at_once)
+    page.load(arrive, outputs=on.choice, **at_once)
     page.unload(leave)
 
 

@@ -87,30 +87,37 @@ def open_run(folder: Path) -> Run:
 
 
 def describe(run: Run) -> str:
-    """One line on a model, of what its config.json tells: parameters, context, tokens it was trained on."""
-    try:
-        config = json.loads((run.folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
+    """One line on a model, of what its config.json tells: parameters, context, tokens read by it in all its stages."""
+    config = _read_config(run.folder)
     known = []
     if parameters := _lookup(config, "parameters"):
         known.append(f"{_short(parameters)} parameters")
     if context := _lookup(config, "context"):
         known.append(f"context {context:,} tokens")
-    if tokens := _lookup(config, "tokens") or _lookup(config, "trained_tokens"):
+    if tokens := _lookup(config, "tokens"):
+        earlier = TRAINING_STAGES[: TRAINING_STAGES.index(run.stage)] if run.stage else ()
+        tokens += sum(_lookup(_read_config(run.folder.with_name(stage)), "tokens") for stage in earlier)
         known.append(f"trained on {_short(tokens)} tokens")
     return " · ".join(known)
 
 
-def _lookup(config: Any, key: str) -> int | None:
-    """A positive number under `key`, at the top or one level down."""
-    if not isinstance(config, dict):
+def _read_config(folder: Path) -> Any:
+    """A run's config.json; None where there is none to be read."""
+    try:
+        return json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None
+
+
+def _lookup(config: Any, key: str) -> int:
+    """A positive number under `key`, at the top or one level down; 0 if there is none."""
+    if not isinstance(config, dict):
+        return 0
     for level in (config, *(value for value in config.values() if isinstance(value, dict))):
         value = level.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             return int(value)
-    return None
+    return 0
 
 
 def _short(number: int) -> str:

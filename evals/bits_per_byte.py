@@ -35,7 +35,7 @@ def bits_per_byte(
     over all unmasked targets, and the bytes seen. The figures are NaN when there is no target at all.
     """
     device = model.embedding.weight.device
-    lengths = torch.as_tensor(byte_lengths, device=device)
+    lengths = torch.tensor(byte_lengths, device=device)
     chosen = numpy.unique(numpy.linspace(0, len(rows) - 1, min(limit, len(rows))).astype(int)) if len(rows) else []
     nats, seen, loss, targets_seen = 0.0, 0, 0.0, 0
     batch = max(1, BATCH_TOKENS // model.config.context)

@@ -40,7 +40,7 @@ def publish(root: Path) -> None:
         folder = root / "runs" / PROFILE / stage
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(b"")
-        facts = {"parameters": 1_049_088, "tokens": 9_000_000}
+        facts = {"parameters": 1_049_088, "tokens": 3_000_000}
         (folder / "config.json").write_text(json.dumps({"model": {"context": CONTEXT}, "training": facts}))
     (root / "params.yaml").write_text(f"profile: {PROFILE}\n")
 

@@ -141,7 +141,10 @@ def test_no_import_reads_the_environment() -> None:
 
 def test_the_environment_test_can_fail() -> None:
     bad = ["import os\nX = os.environ.get('X')", "from os import getenv", "import os\ndef f(x=os.getenv('X')): pass"]
-    good = ["import os\ndef f():\n    return os.environ['X']", "import os\nif __name__ == '__main__':\n    os.getenv('X')"]
+    good = [
+        "import os\ndef f():\n    return os.environ['X']",
+        "import os\nif __name__ == '__main__':\n    os.getenv('X')",
+    ]
     for source, expected in [*((text, True) for text in bad), *((text, False) for text in good)]:
         assert any(map(reads_environment, run_at_import(ast.parse(source)))) == expected, source
 

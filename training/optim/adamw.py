@@ -4,10 +4,19 @@ from torch import Tensor
 
 BETAS = (0.8, 0.95)
 EPSILON = 1e-10
+# Of vectors, such as the layers' scales. At the first update their gradient is 0 but for rounding, which a smaller
+# epsilon would blow up to a whole step: runs that differ in nothing but their number of ranks drift apart by it.
+VECTOR_EPSILON = 1e-6
 
 
 def adamw_step(
-    weights: Tensor, gradients: Tensor, mean: Tensor, square: Tensor, rate: Tensor, corrections: tuple[Tensor, Tensor]
+    weights: Tensor,
+    gradients: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    rate: Tensor,
+    corrections: tuple[Tensor, Tensor],
+    epsilon: float,
 ) -> Tensor:
     """One step on any shape; returns the new weights, updates `mean` and `square` in place.
 
@@ -15,5 +24,5 @@ def adamw_step(
     """
     mean.lerp_(gradients, 1 - BETAS[0])
     square.lerp_(gradients.square(), 1 - BETAS[1])
-    denominator = (square / corrections[1]).sqrt() + EPSILON
+    denominator = (square / corrections[1]).sqrt() + epsilon
     return weights - rate * (mean / corrections[0]) / denominator

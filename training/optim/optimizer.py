@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from training.config import TrainConfig
 from training.distributed import Ranks
-from training.optim.adamw import BETAS, adamw_step
+from training.optim.adamw import BETAS, EPSILON, VECTOR_EPSILON, adamw_step
 from training.optim.muon import muon_step
 from training.schedule import momentum
 
@@ -157,6 +157,7 @@ class Optimizer:
                 group.state["square"],
                 scalar(rate),
                 corrections,
+                EPSILON if parameter.ndim > 1 else VECTOR_EPSILON,
             )
         self.ranks.gather(weights)
 

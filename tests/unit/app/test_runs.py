@@ -71,6 +71,9 @@ def test_a_run_is_described_as_far_as_it_is_known(tmp_path: Path):
     config = {"format": 1, "model": {"context": 2048}, "training": {"parameters": 896_500_000, "tokens": 5_200_000_000}}
     (folder / "config.json").write_text(json.dumps(config))
     assert describe(run) == "896 M parameters · context 2,048 tokens · trained on 5.2 B tokens"
+    before = lay(tmp_path, "tiny", "pretrain")
+    (before / "config.json").write_text(json.dumps({"training": {"tokens": 800_000_000}}))
+    assert describe(run).endswith("trained on 6 B tokens")
     (folder / "config.json").write_text("{")
     assert describe(run) == ""
 

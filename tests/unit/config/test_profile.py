@@ -216,7 +216,9 @@ def test_a_section_is_read_from_the_resolved_file(root: Path) -> None:
 
 
 NAMES = st.sampled_from("abc")
-SCALARS = st.one_of(st.integers(-5, 5), st.none(), st.booleans(), st.text("xy", max_size=2), st.lists(st.integers(0, 3)))
+SCALARS = st.one_of(
+    st.integers(-5, 5), st.none(), st.booleans(), st.text("xy", max_size=2), st.lists(st.integers(0, 3))
+)
 TREES = st.dictionaries(NAMES, st.recursive(SCALARS, lambda inner: st.dictionaries(NAMES, inner), max_leaves=12))
 
 

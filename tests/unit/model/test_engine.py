@@ -238,7 +238,14 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_uniform() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}, {"max_tokens": 0}],
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"max_tokens": 0},
+    ],
 )
 def test_impossible_sampling_is_one_line(wrong: dict) -> None:
     with pytest.raises(UserError, match="expected temperature ≥ 0"):

@@ -135,7 +135,7 @@ def test_adamw_is_torchs() -> None:
     for step in range(1, 11):
         gradient = random(50, seed=step) * (step % 3)
         corrections = tuple(scalar(1 - beta**step) for beta in BETAS)
-        ours = adamw_step(ours, gradient, mean, square, scalar(0.03), corrections)
+        ours = adamw_step(ours, gradient, mean, square, scalar(0.03), corrections, EPSILON)
         theirs.grad = gradient
         reference.step()
         torch.testing.assert_close(ours, theirs.detach(), atol=1e-6, rtol=1e-5)
