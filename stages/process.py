@@ -38,17 +38,20 @@ def die_with_parent() -> None:
     if not sys.platform.startswith("linux") or not {"DVC_STAGE", "DVC_ROOT", "LOCAL_RANK"} & set(os.environ):
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1 and not _is_launcher(1):  # it died before we asked
+    if _orphaned():
         os._exit(1)
 
 
-def _is_launcher(pid: int) -> bool:
-    """Whether a process is dvc or torchrun: in a container either may be process 1."""
+def _orphaned() -> bool:
+    """Whether the parent died before we asked: init, or on a desktop the session's systemd, has then adopted this
+    process. In a container dvc or torchrun may itself be process 1."""
+    parent = os.getppid()
     try:
-        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        name = Path(f"/proc/{parent}/comm").read_text().strip()
+        line = Path(f"/proc/{parent}/cmdline").read_bytes()
     except OSError:
-        return False
-    return b"dvc" in line or b"torch" in line
+        return parent == 1
+    return (parent == 1 or name == "systemd") and not (b"dvc" in line or b"torch" in line)
 
 
 def fingerprint(parts: dict[str, Any]) -> str:

@@ -1,0 +1,52 @@
+"""A repository in little: the code linked in, one small profile, its tokenizer and shards made."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from config.paths import ROOT
+from stages import resolve, shard, tokenize
+from tests.imports import PACKAGES
+
+PROFILE = """\
+data:
+  context: 32
+  shard_folder: {root}/.work/shards
+  validation_share: 0.1
+  pretrain: [{{builtin: smoke_documents, count: 200}}]
+  midtrain: [{{builtin: smoke_chats, count: 100}}]
+  sft: [{{builtin: smoke_chats, count: 100}}]
+tokenizer: {{vocab_size: 300}}
+model: {{width: 32, layers: 2, heads: 2, precision: fp32, compile: "off"}}
+pretrain: {{tokens: 1024, batch_tokens: 128, micro_batch: 2, warmup_updates: 1}}
+midtrain: {{tokens: 512, batch_tokens: 128, micro_batch: 2, warmup_updates: 1}}
+sft: {{tokens: 512, batch_tokens: 128, micro_batch: 2, warmup_updates: 1, learning_rate: 0.01}}
+run:
+  threads: 1
+  log_updates: 2
+  checkpoint_updates: 3
+  sample_count: 2
+  sample_texts: ["The capital of"]
+  sample_prompts: ["What is 3 + 4?"]
+"""
+
+
+def make(root: Path) -> Path:
+    """Fill `root` as after `dvc repro shard` of the profile `little`; returns it."""
+    for name in (*PACKAGES, "dvc.yaml"):
+        (root / name).symlink_to(ROOT / name)
+    (root / "profiles").mkdir()
+    (root / "profiles" / "little.yaml").write_text(PROFILE.format(root=root))
+    (root / "params.yaml").write_text("profile: little\n")
+    before = Path.cwd()
+    os.chdir(root)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", ["", "little"])
+            for stage in (resolve, tokenize, shard):
+                stage.main()
+    finally:
+        os.chdir(before)
+    return root
