@@ -57,9 +57,12 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Hex SHA-256 of a file's content; UserError when it is missing."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; run `dvc repro`") from None
 
 
 def raise_if_disk_full(error: OSError, folder: Path, wanted: int) -> None:

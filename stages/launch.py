@@ -3,7 +3,9 @@
 python -m stages.launch <pretrain|midtrain|sft> <profile>
 """
 
+import logging
 import os
+import signal
 import sys
 
 from config.errors import UserError, run_main
@@ -23,12 +25,34 @@ def main() -> int:
         import torch
 
         processes = max(1, torch.cuda.device_count())
-    command = [sys.executable, "-m"]
-    if processes > 1:
-        command += ["torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", "-m"]
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun warns without; stages.training sets the real number
-    sys.stdout.flush()
-    os.execv(sys.executable, [*command, f"stages.{stage}", name])
+    if processes == 1:
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", f"stages.{stage}", name])
+    return run_ranks(processes, stage, name)
+
+
+def run_ranks(processes: int, stage: str, name: str) -> int:
+    """Run the stage under torchrun and return its status, without torchrun's own pages of tracebacks: a rank says
+    itself what went wrong, unless it was killed."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun warns without; stages.training sets the real number
+    try:
+        torchrun(["--standalone", f"--nproc_per_node={processes}", "-m", f"stages.{stage}", name])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            raise UserError(
+                f"rank {rank} of {stage} was killed ({signal.Signals(-failure.exitcode).name}), perhaps for want of "
+                "memory; run `dvc repro`: it goes on from the last checkpoint"
+            ) from None
+        return failure.exitcode
+    except SignalException as error:
+        return 128 + error.sigval
+    return 0
 
 
 if __name__ == "__main__":

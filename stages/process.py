@@ -34,24 +34,16 @@ def start(stage: str) -> RunPaths:
 def die_with_parent() -> None:
     """Ask the kernel (Linux) to kill this process when its parent dies: an orphaned trainer would go on for days while
     the next `dvc repro` starts a second one. Survives exec. Only under dvc or torchrun: a trainer that somebody starts
-    from a shell may outlive the shell."""
+    from a shell may outlive the shell.
+
+    The parent may have died before we asked, and a session's manager adopted us: python.sh and stages.launch note in
+    TANDEM_PARENT who it was.
+    """
     if not sys.platform.startswith("linux") or not {"DVC_STAGE", "DVC_ROOT", "LOCAL_RANK"} & set(os.environ):
         return
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if _orphaned():
+    if os.environ.get("TANDEM_PARENT", str(os.getppid())) != str(os.getppid()):
         os._exit(1)
-
-
-def _orphaned() -> bool:
-    """Whether the parent died before we asked: init, or on a desktop the session's systemd, has then adopted this
-    process. In a container dvc or torchrun may itself be process 1."""
-    parent = os.getppid()
-    try:
-        name = Path(f"/proc/{parent}/comm").read_text().strip()
-        line = Path(f"/proc/{parent}/cmdline").read_bytes()
-    except OSError:
-        return parent == 1
-    return (parent == 1 or name == "systemd") and not (b"dvc" in line or b"torch" in line)
 
 
 def fingerprint(parts: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ import io
 import os
 import platform
 import shutil
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +17,7 @@ import psutil
 import torch
 import yaml
 
+from config.errors import UserError
 from config.files import sha256_of, write_atomic, write_json
 from config.paths import TRAINING_STAGES, RunPaths
 from config.profile import read_section, read_yaml
@@ -74,6 +76,10 @@ def run_stage(stage: str) -> int:
         if ranks.first:
             print(f"{stage}: {stopped}", flush=True)
         return 143
+    except UserError:
+        if not ranks.first:
+            time.sleep(2)  # most mistakes are everyone's: the first rank names them, and torchrun ends the others
+        raise
     finally:
         leave(ranks)
 

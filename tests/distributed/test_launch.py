@@ -23,7 +23,7 @@ def repository(tmp_path_factory) -> Path:
     """The small repository, with two processes and more to do."""
     root = little_repository.make(tmp_path_factory.mktemp("repository"))
     path = root / "runs" / "little" / "profile.yaml"
-    text = re.sub(r"(?ms)^pretrain:.*?tokens: 1024", lambda found: found[0].replace("1024", "25600"), path.read_text())
+    text = re.sub(r"(?ms)^pretrain:.*?tokens: 1024", lambda found: found[0].replace("1024", "15360"), path.read_text())
     text = text.replace("checkpoint_updates: 3", "checkpoint_updates: 20")
     path.write_text(text.replace("\nrun:\n", "\nrun:\n  processes: 2\n"))
     return root
@@ -74,7 +74,7 @@ def test_killed_with_9_it_leaves_nothing_behind_and_ends_as_if_undisturbed(repos
     assert second.returncode == 0, said
     assert "goes on from update" in said
     events = read_events(repository / "runs" / "little" / "events" / "pretrain.jsonl")
-    assert [event["step"] for event in events if event["event"] == "log"] == list(range(2, 201, 2))
+    assert [event["step"] for event in events if event["event"] == "log"] == list(range(2, 121, 2))
     assert events[0]["event"] == "start" and events[0]["ranks"] == 2
     weights = load_file(repository / "runs" / "little" / "pretrain" / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in weights.values())
@@ -100,3 +100,32 @@ def test_sigterm_saves_and_stops_all(repository: Path) -> None:
     assert process.returncode != 0 and "SIGTERM received: saved at update" in said
     wait_for(lambda: not running_in(repository), 10)
     assert list(fresh()[0].glob("checkpoints/step-*/manifest.json"))
+
+
+def test_a_mistake_is_one_line_however_many_processes(repository: Path) -> None:
+    (repository / "runs" / "little" / "shards" / "pretrain.json").rename(repository / "kept.json")
+    process = start(repository)
+    said, _ = process.communicate(timeout=60)
+    (repository / "kept.json").rename(repository / "runs" / "little" / "shards" / "pretrain.json")
+    assert process.returncode == 1
+    assert said == "error: runs/little/shards/pretrain.json is missing; run `dvc repro`\n"
+
+
+def test_a_killed_rank_is_named_and_ends_the_run(repository: Path) -> None:
+    path = repository / "runs" / "little" / "profile.yaml"
+    path.write_text(path.read_text().replace("\nmodel:\n", "\nmodel:\n  softcap: 14.0\n"))
+    process = start(repository)
+    wait_for(lambda: sum(name_of(pid) == "pretrain" for pid in running_in(repository)) == 2, 60)
+    os.kill(max(pid for pid in running_in(repository) if name_of(pid) == "pretrain"), signal.SIGKILL)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.search(r"error: rank \d of pretrain was killed \(SIGKILL\)", said) and "Traceback" not in said
+    wait_for(lambda: not running_in(repository), 10)
+
+
+def name_of(pid: int) -> str:
+    """`launch` or `pretrain`: which stage module a process runs."""
+    try:
+        return "pretrain" if "stages.pretrain" in psutil.Process(pid).cmdline() else "launch"
+    except psutil.Error:
+        return ""

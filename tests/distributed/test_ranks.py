@@ -94,7 +94,7 @@ def test_all_ranks_together_see_the_rows_that_one_sees(runs: Path, name: str, wo
     assert all(len(rows) == ROWS for rows in alone)
     ranks = [result(runs / name, "train", world, rank)["seen"][:UPDATES] for rank in range(world)]
     for update, rows in enumerate(alone):
-        assert sum((seen[update][1] for seen in ranks), []) == rows
+        assert [row for seen in ranks for row in seen[update][1]] == rows
         sizes = [len(seen[update][1]) for seen in ranks]
         assert max(sizes) - min(sizes) <= 1
         assert len({seen[update][2] for seen in ranks}) == 1, "all ranks have as many micro-batches"

@@ -32,7 +32,7 @@ MINI = {
     "model": {"width": 32, "layers": 2},
     **{stage: {"tokens": 40 * 512, "batch_tokens": 512, "micro_batch": 8} for stage in TRAINING_STAGES},
     "evaluate": {"prompts": 20, "max_tokens": 16, "tasks": {"calculator": 0.0}, "chat_prompts": ["Hello!"]},
-    "run": {"log_updates": 2, "checkpoint_updates": 5, "sample_texts": ["The"], "sample_prompts": ["Hello!"]},
+    "run": {"log_updates": 1, "checkpoint_updates": 5, "sample_texts": ["The"], "sample_prompts": ["Hello!"]},
 }
 
 
@@ -101,7 +101,8 @@ class Clone:
 
     def start(self, *command: str, **options: Any) -> subprocess.Popen:
         """Start a command in the clone."""
-        return subprocess.Popen(command, cwd=self.path, env=self.environment(), stdin=subprocess.DEVNULL, **options)
+        options = {"cwd": self.path, "env": self.environment(), "stdin": subprocess.DEVNULL} | options
+        return subprocess.Popen(command, **options)
 
     def run(self, *command: str, timeout: float = 300) -> Done:
         """Run a command in the clone to its end."""

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,67 +17,81 @@ from tests.pipeline.clone import Clone
 from training.telemetry import read_events
 
 POLL_S = 0.01
-LONGEST_S = 180  # for a moment to come
-DYING_S = 30  # for processes to be gone: a rank that was just importing torch notices afterwards
+LONGEST_S = 120  # for a moment to come, or for a command to end
 
-Moment = Callable[[Clone, str], bool]
+Moment = Callable[["Repro"], bool]
+
+
+# Adopts the orphans below it, as systemd does in a desktop session and as process 1 does in a container; ends when the
+# last of them has ended, with the status of the command.
+GUARDIAN = """
+import ctypes, os, signal, subprocess, sys
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+command = subprocess.Popen(sys.argv[2:], cwd=sys.argv[1])
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+status = command.wait()
+while True:
+    try:
+        os.wait()
+    except ChildProcessError:
+        sys.exit(status & 0xFF)
+"""
 
 
 class Repro:
-    """A `dvc repro` (or another command) under way; its output lies in `<clone>.log`. A context manager: what is still
-    running at the end is killed."""
+    """A `dvc repro` of a profile under way; its output lies in `<clone>.log`. A context manager: what is still running
+    at the end is killed."""
 
-    def __init__(self, clone: Clone, *command: str) -> None:
-        self.clone = clone
+    def __init__(self, clone: Clone, profile: str, *targets: str) -> None:
+        self.clone, self.paths, self.started = clone, clone.paths(profile), time.time()
         self.log = clone.path.with_name(f"{clone.path.name}.log")
+        guarded = (sys.executable, "-c", GUARDIAN, str(clone.path), sys.executable, "-m", "dvc", "repro", *targets)
         with self.log.open("w") as file:  # a group of its own, as a terminal would make
-            self.process = clone.start(*command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+            self.guardian = clone.start(
+                *guarded, cwd=clone.path.parent, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
         for process in self.clone.processes():
             process.kill()
+        self.guardian.kill()
+        self.guardian.wait()
 
     @property
     def text(self) -> str:
         return self.log.read_text(encoding="utf-8")
 
-    def until(self, moment: Moment, profile: str) -> None:
+    def until(self, moment: Moment) -> None:
         """Wait for a moment; the command must not end before it."""
         deadline = time.monotonic() + LONGEST_S
-        while not moment(self.clone, profile):
-            assert self.process.poll() is None, f"ended before the moment came:\n{self.text[-4000:]}"
+        while not moment(self):
+            assert self.guardian.poll() is None, f"ended before the moment came:\n{self.text[-4000:]}"
             assert time.monotonic() < deadline, f"the moment never came:\n{self.text[-4000:]}"
             time.sleep(POLL_S)
 
-    def kill(self, victim: str, number: signal.Signals = signal.SIGKILL) -> None:
+    def kill(self, victim: str, number: int = signal.SIGKILL) -> None:
         """Send a signal to "dvc", to the "stage" that it runs (torchrun, where there are several ranks), to the last
-        "rank", or to "all" of the group, as Ctrl-C in a terminal does."""
+        "rank", or to "all" of them, as Ctrl-C in a terminal does."""
         if victim == "all":
-            os.killpg(self.process.pid, number)
+            os.killpg(self.guardian.pid, number)
             return
-        dvc = psutil.Process(self.process.pid)
-        stage = [dvc] if victim == "dvc" else dvc.children()
-        process = stage[0].children()[-1] if victim == "rank" else stage[0]
-        process.send_signal(number)
+        (dvc,) = psutil.Process(self.guardian.pid).children()
+        if victim == "dvc":
+            dvc.send_signal(number)
+        elif victim == "stage":
+            dvc.children()[0].send_signal(number)
+        else:
+            dvc.children()[0].children()[-1].send_signal(number)
 
     def ends(self) -> int:
         """Wait for the command to end and for all its processes to be gone; its status."""
-        status = self.process.wait(LONGEST_S)
-        gone(self.clone)
+        status = self.guardian.wait(LONGEST_S)
+        assert not self.clone.processes()
         return status
-
-
-def gone(clone: Clone) -> None:
-    """Wait until no process works in the clone; AssertionError, with what they are, if they stay."""
-    deadline = time.monotonic() + DYING_S
-    while left := clone.processes():
-        assert time.monotonic() < deadline, f"left behind: {[' '.join(cmdline(process)) for process in left]}"
-        time.sleep(POLL_S)
 
 
 def cmdline(process: psutil.Process) -> list[str]:
@@ -93,41 +108,35 @@ def trainers(clone: Clone) -> list[psutil.Process]:
     return [process for process, line in lines if modules & line and "torch.distributed.run" not in line]
 
 
-def progress(clone: Clone, profile: str, stage: str) -> int:
-    """Updates that a stage has logged, while it runs; 0 when another one runs."""
-    work = clone.paths(profile).work
-    try:
-        current = json.loads((work / "current.json").read_text())
-        events = read_events(work / current["folder"] / "events.jsonl") if current["stage"] == stage else []
-    except FileNotFoundError:
-        return 0
-    return max((event["step"] for event in events if event["event"] == "log"), default=0)
-
-
 def after(stage: str, step: int) -> Moment:
     """When a stage has logged an update."""
-    return lambda clone, profile: progress(clone, profile, stage) >= step
+
+    def reached(repro: Repro) -> bool:
+        try:
+            current = json.loads((repro.paths.work / "current.json").read_text())
+            events = read_events(repro.paths.work / current["folder"] / "events.jsonl")
+        except FileNotFoundError:
+            return False
+        logs = [event for event in events if event["event"] == "log" and event["time"] > repro.started]
+        return current["stage"] == stage and bool(logs) and logs[-1]["step"] >= step
+
+    return reached
 
 
 def starting(stage: str) -> Moment:
     """When a stage's process is there and has yet to do anything."""
     words = {"stages.launch", stage} if stage in TRAINING_STAGES else {f"stages.{stage}"}
-    return lambda clone, _: any(words <= set(cmdline(process)) for process in clone.processes())
+    return lambda repro: any(words <= set(cmdline(process)) for process in repro.clone.processes())
 
 
 def writing(stage: str) -> Moment:
     """When a checkpoint is being written."""
-    return lambda clone, profile: any(clone.paths(profile).work.glob(f"{stage}-*/checkpoints/.step-*.tmp"))
-
-
-def publishing(stage: str) -> Moment:
-    """When a stage has begun to write its outs."""
-    return lambda clone, profile: clone.paths(profile).model(stage).exists()
+    return lambda repro: any(repro.paths.work.glob(f"{stage}-*/checkpoints/.step-*.tmp"))
 
 
 def published(stage: str) -> Moment:
     """When the last of a stage's outs is there, and dvc.lock does not know it yet."""
-    return lambda clone, profile: clone.paths(profile).metrics(stage).exists()
+    return lambda repro: repro.paths.metrics(stage).exists()
 
 
 class TrainerCount(threading.Thread):

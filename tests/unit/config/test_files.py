@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from config.errors import UserError, run_main
-from config.files import read_json, write_atomic, write_json
+from config.files import read_json, sha256_of, write_atomic, write_json
 
 
 def test_replaces_the_content_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -88,3 +88,10 @@ def test_run_main_exits_with_the_status_returned(status: int | None, code: int) 
     with pytest.raises(SystemExit) as caught:
         run_main(lambda: status)
     assert caught.value.code == code
+
+
+def test_hashing_what_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"x\.bin is missing; run `dvc repro`"):
+        sha256_of(tmp_path / "x.bin")
+    (tmp_path / "x.bin").write_bytes(b"abc")
+    assert sha256_of(tmp_path / "x.bin").startswith("ba7816bf")

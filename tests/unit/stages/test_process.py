@@ -201,7 +201,8 @@ def test_a_child_of_dvc_or_torchrun_dies_with_it(variable: str) -> None:
 def test_the_bond_survives_exec() -> None:
     """stages.launch becomes torchrun or the stage by exec."""
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-    assert gone_within(kill_the_parent(f"os.execv(sys.executable, [sys.executable, '-c', {code!r}])", {"DVC_ROOT": "x"}), 10)
+    then = f"os.execv(sys.executable, [sys.executable, '-c', {code!r}])"
+    assert gone_within(kill_the_parent(then, {"DVC_ROOT": "x"}), 10)
 
 
 @needs_linux
@@ -230,5 +231,5 @@ def test_start_wants_one_profile(monkeypatch) -> None:
     monkeypatch.setattr(sys, "argv", ["stages.shard", "tiny"])
     assert process.start("shard") == RunPaths("tiny")
     monkeypatch.setattr(sys, "argv", ["stages.shard"])
-    with pytest.raises(UserError, match="usage: python -m stages.shard <profile>"):
+    with pytest.raises(UserError, match=r"usage: python -m stages\.shard <profile>"):
         process.start("shard")

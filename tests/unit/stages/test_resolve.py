@@ -72,7 +72,7 @@ def test_overrides_apply_to_the_profile_that_params_name_alone(root: Path) -> No
     [
         ("profile: chld\n", (), "error: no profile `chld`; did you mean `child`? There are: child, p\n"),
         ("profile: child\noverrides:\n  sft:\n    learning_rat: 1\n", (), "error: params.yaml:4: unknown key"),
-        ("profile: child\noverrides:\n  sft:\n    batch_tokens: 100\n", (), "error: params.yaml:4: `sft`: batch_tokens"),
+        ("profile: child\noverrides:\n  sft:\n    batch_tokens: 100\n", (), "error: params.yaml:4: `sft`: batch"),
         ("profile: child\n", ("a", "b"), "error: usage: python -m stages.resolve [profile]\n"),
     ],
 )
