@@ -6,9 +6,15 @@ BIN := $(VENV)/bin
 
 .PHONY: chat test lint clean
 
-chat: $(VENV)/.ready
+chat: repository $(VENV)/.ready
 	$(BIN)/dvc repro
 	$(BIN)/python -m app.chat --port $(PORT)
+
+# DVC keeps its cache beside a git repository and refuses to start without one.
+.PHONY: repository
+repository:
+	@git rev-parse --git-dir >/dev/null 2>&1 || { \
+	  echo "error: this folder is no git repository, which DVC needs: run \`git init\` here, then make chat again"; exit 1; }
 
 test: $(VENV)/.ready-test chromium
 	$(BIN)/python -m pytest

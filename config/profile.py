@@ -174,7 +174,24 @@ def read_params(root: Path) -> tuple[str, Layer]:
     overrides = values.get("overrides") or {}
     if not isinstance(values.get("profile"), str) or not isinstance(overrides, dict):
         raise UserError(f"{path}: expected `profile: <name>` and, if wanted, `overrides:` with sections under it")
-    return values["profile"], (overrides, {at[1:]: line for at, line in origins.items() if at[0] == "overrides"})
+    overrides = _without_null(overrides)
+    lines = {at[1:]: line for at, line in origins.items() if at[0] == "overrides" and _holds(overrides, at[1:])}
+    return values["profile"], (overrides, lines)
+
+
+def _without_null(values: dict[str, Any]) -> dict[str, Any]:
+    """Overrides that say something: null leaves the profile's value. `dvc exp run -S` sets only keys that it finds, so
+    params.yaml lists some as null."""
+    pruned = {key: _without_null(value) if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: value for key, value in pruned.items() if value is not None and value != {}}
+
+
+def _holds(values: Any, path: KeyPath) -> bool:
+    for key in path:
+        if isinstance(values, dict) and key not in values:
+            return False
+        values = values[key]
+    return True
 
 
 def build(schema: type, resolved: Resolved, prefix: str = "") -> Any:

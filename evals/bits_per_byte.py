@@ -21,6 +21,11 @@ class Rows(Protocol):
     def mask(self, indices: numpy.ndarray) -> numpy.ndarray: ...
 
 
+def evenly(count: int, limit: int) -> numpy.ndarray:
+    """At most `limit` of `count` row numbers, evenly spread, each once."""
+    return numpy.unique(numpy.linspace(0, count - 1, min(limit, count)).astype(int)) if count else numpy.arange(0)
+
+
 @torch.no_grad()
 def bits_per_byte(
     model: GPT,
@@ -36,7 +41,7 @@ def bits_per_byte(
     """
     device = model.embedding.weight.device
     lengths = torch.tensor(byte_lengths, device=device)
-    chosen = numpy.unique(numpy.linspace(0, len(rows) - 1, min(limit, len(rows))).astype(int)) if len(rows) else []
+    chosen = evenly(len(rows), limit)
     nats, seen, loss, targets_seen = 0.0, 0, 0.0, 0
     batch = max(1, BATCH_TOKENS // model.config.context)
     for at in range(0, len(chosen), batch):

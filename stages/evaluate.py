@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy
 import torch
 
 from config.errors import UserError, run_main
@@ -20,7 +19,7 @@ from data.rows import Rows
 from data.sources import builtin_seed
 from data.synthetic.corpus import poems
 from data.tokenizer import Tokenizer
-from evals.bits_per_byte import bits_per_byte
+from evals.bits_per_byte import bits_per_byte, evenly
 from evals.config import EvaluateConfig
 from evals.generative import Respond, remembered, run
 from evals.tasks.registry import tasks
@@ -102,8 +101,8 @@ def measure_text(
 
 
 def split_text(rows: Rows, limit: int, tokenizer: Tokenizer) -> bytes:
-    """The text of the first `limit` rows, without marks and padding."""
-    indices = numpy.arange(min(len(rows), limit))
+    """The text of the rows that bits_per_byte takes, without marks and padding."""
+    indices = evenly(len(rows), limit)
     ids = rows.ids(indices)
     return b"".join(tokenizer.token_bytes(token) for token in ids[rows.mask(indices) != 0].tolist())
 

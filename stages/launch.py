@@ -39,6 +39,7 @@ def run_ranks(processes: int, stage: str, name: str) -> int:
     from torch.distributed.run import main as torchrun
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ["TANDEM_PARENT"] = str(os.getpid())  # this process is torchrun, above the ranks
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun warns without; stages.training sets the real number
     try:
         torchrun(["--standalone", f"--nproc_per_node={processes}", "-m", f"stages.{stage}", name])

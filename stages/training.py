@@ -76,9 +76,11 @@ def run_stage(stage: str) -> int:
         if ranks.first:
             print(f"{stage}: {stopped}", flush=True)
         return 143
-    except UserError:
-        if not ranks.first:
-            time.sleep(2)  # most mistakes are everyone's: the first rank names them, and torchrun ends the others
+    except (UserError, RuntimeError) as error:
+        # A mistake is mostly everyone's, and a lost connection another rank's fault: the first, or the one that failed,
+        # says what it was, and torchrun ends those that wait here.
+        if ranks.world > 1 and not (ranks.first and isinstance(error, UserError)):
+            time.sleep(2)
         raise
     finally:
         leave(ranks)

@@ -10,6 +10,7 @@ from torch import Tensor
 from config.errors import UserError
 
 TIMEOUT = timedelta(minutes=10)
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
 
 
 class Ranks:
@@ -46,7 +47,7 @@ class Ranks:
         mine = whole.new_zeros((chunk, *whole.shape[1:]))
         mine[: stop - start] = whole[start:stop]
         everyone = whole.new_empty((chunk * self.world, *whole.shape[1:]))
-        dist.all_gather_into_tensor(everyone, mine)
+        _all_gather(everyone, mine)
         whole.copy_(everyone[:length])
 
     def any(self, flag: bool) -> bool:

@@ -130,13 +130,23 @@ def train(job: Job, position: Position, updates: Iterable[Update], waited: Calla
                 job.telemetry.event("checkpoint", step=done, seconds=round(time.perf_counter() - started, 3))
             for hook in job.hooks:
                 if done in hook.steps:
-                    hook.call(done)
+                    _call(hook, job, done)
             meter.resume()
             if stopping and done < job.updates:
                 raise StoppedError(
                     f"{stop.received or 'stop'} received: saved at update {done:,}; `dvc repro` goes on from there"
                 )
     return Position(job.updates, loss)
+
+
+def _call(hook: Hook, job: Job, done: int) -> None:
+    """Call a hook; one that fails is told of and passed over: days of training must not end for a glance at them."""
+    try:
+        hook.call(done)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        job.telemetry.say(f"{job.stage}: looking at update {done:,} failed and is passed over: {problem}")
+        job.telemetry.event("hook_failed", step=done, problem=problem)
 
 
 def _accumulate(job: Job, update: Update) -> Tensor:

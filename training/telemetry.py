@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from config.files import finite, write_atomic
+from config.files import finite, raise_if_disk_full, write_atomic
 
 PLAIN_INTERVAL_S = 10  # between progress lines where they can't overwrite each other
 
@@ -37,13 +37,17 @@ class Telemetry:
         write_atomic(self.path, "".join(f"{line}\n" for line in kept))
 
     def event(self, kind: str, **values: Any) -> None:
-        """Append one event."""
+        """Append one event. Raises UserError when the disk is full."""
         if not self.active:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        record = finite({"event": kind, "time": round(time.time(), 3), **values})
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        line = json.dumps(finite({"event": kind, "time": round(time.time(), 3), **values}), ensure_ascii=False) + "\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            raise_if_disk_full(error, self.path.parent, len(line))
+            raise
 
     def say(self, text: str) -> None:
         """Print a line of its own."""

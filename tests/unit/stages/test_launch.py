@@ -23,6 +23,8 @@ def command(repository: Path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["", "sft", "little"])
         monkeypatch.setattr(os, "execv", lambda _, arguments: executed.append(arguments[1:]))
         monkeypatch.setattr("torch.distributed.run.main", executed.append)
+        for name in ("TANDEM_PARENT", "OMP_NUM_THREADS"):  # put back when the test ends
+            monkeypatch.setenv(name, os.environ.get(name, "1"))
         launch.main()
         return executed[0]
 

@@ -154,6 +154,7 @@ def test_the_lock_is_free_again_after_an_error(paths: RunPaths) -> None:
 
 CHILD = "import os, sys, time; from stages.process import die_with_parent; die_with_parent(); {then}"
 SLEEP = "print(os.getpid(), flush=True); time.sleep(60)"
+VARIABLES = ("DVC_STAGE", "DVC_ROOT", "LOCAL_RANK", "TANDEM_PARENT")
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
 
 
@@ -172,8 +173,7 @@ def kill_the_parent(then: str, environment: dict[str, str]) -> int:
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
-        env={key: value for key, value in os.environ.items() if key not in ("DVC_STAGE", "DVC_ROOT", "LOCAL_RANK")}
-        | environment,
+        env={key: value for key, value in os.environ.items() if key not in VARIABLES} | environment,
     )
     pid = int(parent.stdout.readline())
     parent.kill()
@@ -207,10 +207,11 @@ def test_the_bond_survives_exec() -> None:
 
 @needs_linux
 def test_a_child_whose_parent_is_gone_already_ends(tmp_path: Path) -> None:
-    """Adopted by init before it could ask the kernel for anything."""
+    """Adopted by init before it could ask the kernel for anything; python.sh noted who the parent was."""
     child = CHILD.format(then=f"open({str(tmp_path / 'went on')!r}, 'w')")
     waits = f"import time, os; time.sleep(0.5); print(os.getppid(), flush=True); {child}"
-    script = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {waits!r}])"
+    note = "os.environ['TANDEM_PARENT'] = str(os.getpid())"
+    script = f"import os, subprocess, sys; {note}; subprocess.Popen([sys.executable, '-c', {waits!r}])"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, env=os.environ | {"DVC_ROOT": "x"}, stdout=subprocess.PIPE, text=True
     )
