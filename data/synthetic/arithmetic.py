@@ -167,12 +167,17 @@ def draw_subtraction(rng: Random, held_out: bool) -> tuple[int, int]:
 def draw_division(rng: Random, held_out: bool, exact: float = 0.5) -> tuple[int, int]:
     """A number to be divided by 2 to 9; a share `exact` leaves no remainder.
 
-    Half of them (in the evaluation, all) have a quotient of two digits, and are below 200. A few of the others are
-    rows of the tables of 10, 11 and 12.
+    Most of them (in the evaluation, all) have a quotient of two digits, and are below 200. Of these, some are chosen to
+    go exactly and end in 1, as 55 / 5: there are few, and what is left after the tens looks like a remainder. A few of
+    the others are rows of the tables of 10, 11 and 12.
     """
-    long = held_out or rng.random() < 0.5
+    long = held_out or rng.random() < 0.6
     while True:
         b = between(rng, 2, 9)
+        if long and not held_out and rng.random() < 0.12:
+            a = b * (10 * between(rng, 1, (199 // b - 1) // 10) + 1)
+            if not division_reserved(a, b):
+                return a, b
         low, high = (10 * b, 199) if long else (b, 10 * b - 1)
         if not long and rng.random() < 0.1:
             b = between(rng, 10, 12)

@@ -72,7 +72,7 @@ INTENTS = (
         "goodbye",
     ),
     Intent(
-        ("Who are you", "What are you", "What is your name", "Tell me who you are", "Who am I talking to"),
+        ("Who are you", "What are you", "What is your name", "Tell me who you are", "Say who you are"),
         _ends("?", ", please", ", Tandem", ", my friend", " exactly", " really"),
         "I am Tandem, a small language model.",
         "tandem",

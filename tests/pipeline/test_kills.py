@@ -70,13 +70,17 @@ def test_two_ranks_cut_off_end_in_the_weights_of_two_undisturbed_ones(fresh: Clo
     assert done.status == 0, done.text
     with TrainerCount(fresh) as count:
         cut_off(fresh, "pair", "dvc", starting("pretrain"))
-        cut_off(fresh, "pair", "rank", after("pretrain", 6))
+        text = cut_off(fresh, "pair", "rank", after("pretrain", 6))
+        assert "error: rank 1 of pretrain was killed" in text and "Traceback" not in text
         cut_off(fresh, "pair", "stage", after("pretrain", 14))
         cut_off(fresh, "pair", "dvc", after("pretrain", 22))
-        cut_off(fresh, "pair", "stage", after("pretrain", 31), signal.SIGTERM)
+        text = cut_off(fresh, "pair", "stage", after("pretrain", 31), signal.SIGTERM)
+        assert "SIGTERM received: saved at update" in text
         fresh.repro("pretrain")
     assert count.most == 2
-    weights = [(clone.paths("pair").model("pretrain") / "model.safetensors").read_bytes() for clone in (fresh, undisturbed)]
+    weights = [
+        (clone.paths("pair").model("pretrain") / "model.safetensors").read_bytes() for clone in (fresh, undisturbed)
+    ]
     assert weights[0] == weights[1]
     assert logged(fresh, "pair", "pretrain") == list(range(1, 41))
 

@@ -6,6 +6,7 @@ from data.conversation import Part
 from data.synthetic import corpus
 from data.synthetic.draw import listed
 from evals import generative
+from evals.config import TASK_NAMES
 from evals.task import Item, Task
 from evals.tasks import haiku, registry
 
@@ -21,7 +22,7 @@ def tasks():
 
 
 def test_the_registry_holds_the_tasks_in_order():
-    assert tuple(registry.TASKS) == tuple(tasks()) == ORDER
+    assert tuple(registry.TASKS) == tuple(tasks()) == ORDER == TASK_NAMES
     assert {task.temperature for name, task in registry.TASKS.items() if name.startswith("haiku")} == {0.5}
     assert {task.temperature for name, task in registry.TASKS.items() if not name.startswith("haiku")} == {0.0}
 
