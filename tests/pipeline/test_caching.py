@@ -71,3 +71,14 @@ def test_a_child_sees_its_parents_edits_and_both_keep_their_runs(trained: Clone,
     clone.params("mini")
     assert clone.repro().stages == ["resolve"], "the other profile's run is as it was left"
     assert changed(clone, trained) == [] and tokenizer.exists()
+
+
+def test_a_dvc_lock_that_a_kill_left_empty_is_deleted_without_harm(trained: Clone, clone: Clone) -> None:
+    """DVC writes it in place, and refuses to read what is left when it is killed meanwhile."""
+    lock = clone.path / "dvc.lock"
+    lock.write_text("")
+    done = clone.python("dvc", "repro")
+    assert done.status != 0 and "dvc.lock" in done.err
+    lock.unlink()
+    assert clone.repro().stages == ["resolve"]
+    assert changed(clone, trained) == []

@@ -96,15 +96,16 @@ def test_an_edited_text_is_noticed_and_an_edit_taken_back_too(local: Clone) -> N
     assert changed_shards(local, before) == []
 
 
-def test_an_edited_chat_retrains_no_pretraining_while_the_tokenizer_stays_the_same(local: Clone) -> None:
-    """The tokenizer reads the chats too. A new one would change every shard; one more chat seldom makes a new one."""
-    before = local.json("runs", "mine", "shards", "manifest.json")
+def test_an_edited_chat_reaches_pretraining_through_the_tokenizer_alone(local: Clone) -> None:
+    """The tokenizer reads the chats too: where a new chat changes it, all shards change with it."""
+    before, tokenizer = local.json("runs", "mine", "shards", "manifest.json"), local.paths("mine").tokenizer
+    vocabulary = tokenizer.read_bytes()
     chats = local.path / "chats" / "identity.jsonl"
     lines = chats.read_text(encoding="utf-8")
     turns = [{"role": "user", "content": "Who is this?"}, {"role": "assistant", "content": "This is your own model."}]
     chats.write_text(lines + json.dumps({"messages": turns}) + "\n", encoding="utf-8")
     assert local.repro("shard").stages == ["resolve", "tokenize", "shard"]
-    assert changed_shards(local, before) == ["midtrain", "sft"]
-    assert "up to date" in local.python("dvc", "status", "pretrain").out
+    same = tokenizer.read_bytes() == vocabulary
+    assert changed_shards(local, before) == (["midtrain", "sft"] if same else ["pretrain", "midtrain", "sft"])
     chats.write_text(lines, encoding="utf-8")
     assert local.repro("evaluate").stages == ["resolve"]
