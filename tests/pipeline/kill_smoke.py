@@ -22,7 +22,7 @@ from config.paths import TRAINING_STAGES
 from tests.pipeline.clone import Clone, Done
 from tests.pipeline.kills import Repro, TrainerCount, resumes
 
-# DVC writes dvc.lock in place, in about 60 ms a stage: killed meanwhile, it leaves an empty file that it refuses to read.
+# DVC writes dvc.lock in place, in about 60 ms a stage: killed meanwhile, it leaves a file that it refuses to read.
 DAMAGED_LOCK = ("dvc.lock' validation failed", "YAML file structure is corrupted")
 
 
