@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: chat test lint clean
 
 chat: repository $(VENV)/.ready
+	@test ! -e dvc.lock || test -s dvc.lock || rm dvc.lock  # emptied by a kill in the middle of DVC's write
 	$(BIN)/dvc repro
 	$(BIN)/python -m app.chat --port $(PORT)
 
