@@ -139,8 +139,7 @@ def load(folder: Path) -> ChatModel:
 
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     model = publish.load(folder, device="cuda" if torch.cuda.is_available() else "cpu")
-    stop_ids = frozenset({tokenizer.assistant_end, tokenizer.bos, tokenizer.user_start})
-    engine = Engine(model, stop_ids, CalculatorTool(tokenizer))  # each call has a cache of its own
+    engine = Engine(model, tokenizer.reply_ends, CalculatorTool(tokenizer))  # each call has a cache of its own
 
     def stream(prompt: list[int], settings: Settings) -> Iterator[int]:
         sampling = Sampling(

@@ -97,6 +97,7 @@ class Tokenizer:
             self.output_start,
             self.output_end,
         ) = (vocabulary[mark] for mark in SPECIALS)
+        self.reply_ends = frozenset({self.assistant_end, self.bos, self.user_start})  # where a chat's reply is over
         self._bytes: list[bytes] = [b""] * self.vocab_size
         for token, index in vocabulary.items():
             if index not in self.special_ids:

@@ -44,7 +44,7 @@ def main() -> None:
         results["bits_per_byte"][stage] = measure_text(stage, config, paths, tokenizer, device)
     engine = Engine(
         publish.load(paths.model(LAST_STAGE), device),
-        frozenset({tokenizer.assistant_end, tokenizer.bos, tokenizer.user_start}),
+        tokenizer.reply_ends,
         CalculatorTool(tokenizer),
     )
     respond = remembered(responder(engine, tokenizer, config.max_tokens))

@@ -1,7 +1,8 @@
 """A repository in little: the code linked in, one small profile, its tokenizer and shards made."""
 
-import os
 import sys
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ run:
 """
 
 
+@contextmanager
+def current(root: Path) -> Iterator[None]:
+    """Make `root` the current folder and `little` the profile that stages are asked for."""
+    with chdir(root), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["", "little"])
+        yield
+
+
 def make(root: Path) -> Path:
     """Fill `root` as after `dvc repro shard` of the profile `little`; returns it."""
     for name in (*PACKAGES, "dvc.yaml"):
@@ -40,13 +49,7 @@ def make(root: Path) -> Path:
     (root / "profiles").mkdir()
     (root / "profiles" / "little.yaml").write_text(PROFILE.format(root=root))
     (root / "params.yaml").write_text("profile: little\n")
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["", "little"])
-            for stage in (resolve, tokenize, shard):
-                stage.main()
-    finally:
-        os.chdir(before)
+    with current(root):
+        for stage in (resolve, tokenize, shard):
+            stage.main()
     return root

@@ -1,7 +1,6 @@
 """What follows training: evaluate, report and chat read a finished run and write their files."""
 
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from config.errors import UserError
 from config.paths import TRAINING_STAGES, RunPaths
 from stages import chat, evaluate, report
 from stages.training import run_stage
+from tests.little_repository import current
 
 PATHS = RunPaths("little")
 
@@ -22,15 +22,9 @@ def trained(made: Path, tmp_path_factory) -> Path:
     """A repository with all three stages done."""
     root = tmp_path_factory.mktemp("trained") / "repository"
     shutil.copytree(made, root, symlinks=True)
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", ["", "little"])
-            for stage in TRAINING_STAGES:
-                run_stage(stage)
-    finally:
-        os.chdir(before)
+    with current(root):
+        for stage in TRAINING_STAGES:
+            run_stage(stage)
     return root
 
 

@@ -16,6 +16,7 @@ from config.paths import RunPaths
 from model import publish
 from stages import training
 from stages.training import code_hash, run_fingerprint, run_stage
+from tests.little_repository import current
 from tests.small_job import Killed
 from training.optim.optimizer import Optimizer
 from training.telemetry import read_events
@@ -69,15 +70,9 @@ def undisturbed(made: Path, tmp_path_factory) -> bytes:
     """Pretrain's weights when nothing happens."""
     root = tmp_path_factory.mktemp("undisturbed") / "repository"
     shutil.copytree(made, root, symlinks=True)
-    before = Path.cwd()
-    os.chdir(root)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sys.argv", ["", "little"])
-            assert run_stage("pretrain") == 0
+    with current(root):
+        assert run_stage("pretrain") == 0
         return weights()
-    finally:
-        os.chdir(before)
 
 
 def test_the_three_stages_write_what_dvc_expects(repository: Path) -> None:
