@@ -42,6 +42,8 @@ def assemble(
     Raises UserError when the device can't run what the profile names, or when the published model has another shape.
     """
     device = ranks.device
+    if device.type == "cpu":
+        be_deterministic()
     recipe = resolve(wanted.precision, device)
     compiled = wanted.compile == "on" or (wanted.compile == "auto" and can_compile(device))
     request = Request(
@@ -71,6 +73,13 @@ def assemble(
     # Orthogonalising in bf16 is as good, but makes runs on different numbers of ranks drift apart in the last digits.
     optimizer = Optimizer(model, stage, ranks, recipe.compute, compiled and device.type == "cuda")
     return Assembled(model, step, optimizer, recipe, attention, compiled)
+
+
+def be_deterministic() -> None:
+    """Have torch add up in a fixed order. Compiled CPU code otherwise sums the embeddings' gradients by atomic
+    additions, whose order changes from run to run: a run that is killed and goes on would end in other weights."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a guard against reading garbage, paid in every step
 
 
 def can_compile(device: torch.device) -> bool:
