@@ -1,7 +1,6 @@
 """Bits per byte: the loss in a unit that doesn't depend on the tokenizer, so that any two models compare."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import numpy
@@ -32,7 +31,6 @@ def bits_per_byte(
     rows: Rows,
     byte_lengths: numpy.ndarray,
     limit: int,
-    autocast: AbstractContextManager | None = None,
 ) -> dict[str, float]:
     """Mean bits a byte of UTF-8 over at most `limit` rows, taken evenly; `byte_lengths` (V,) of each token.
 
@@ -49,8 +47,7 @@ def bits_per_byte(
         ids = torch.from_numpy(rows.ids(indices)).to(device)
         keep = torch.from_numpy(numpy.asarray(rows.mask(indices))[:, 1:] != 0).to(device)
         targets = ids[:, 1:].masked_fill(~keep, IGNORE)
-        with autocast or nullcontext():
-            losses = token_losses(model, model(ids[:, :-1]), targets)
+        losses = token_losses(model, model(ids[:, :-1]), targets)
         sizes = lengths[ids[:, 1:]] * keep
         nats += losses[sizes > 0].double().sum().item()
         seen += int(sizes.sum().item())

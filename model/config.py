@@ -22,8 +22,10 @@ class ModelConfig:
     value_embeddings: bool = True
     softcap: float = 15.0
     rope_base: float = 100_000.0
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
-    attention: Literal["auto", "sdpa", "matmul", "varlen", "flex"] = "auto"
+    precision: Literal[
+        "auto", "bf16", "fp32", "fp8", "te-fp8", "te-fp8-delayed", "te-nvfp4", "nvfp4-emulated"
+    ] = "auto"
+    attention: Literal["auto", "fa4", "fa3", "fa2", "varlen", "flex", "cudnn", "sdpa", "matmul"] = "auto"
     compile: Literal["auto", "on", "off"] = "auto"  # auto: on where a C++ compiler or a GPU is there
 
     def __post_init__(self) -> None:

@@ -14,8 +14,10 @@ from torch.nn import functional as F
 
 from model.attention.backends import Attend, Sdpa
 from model.config import GPTConfig
+from model.linear import Embedding, Linear
 
 GATE_CHANNELS = 32  # of the residual stream, read by the value gates
+EPSILON = 2.0**-23  # of RMSNorm: float32's, whatever the stream is kept in
 
 
 class Cache(Protocol):
@@ -26,7 +28,7 @@ class Cache(Protocol):
 
 def norm(x: Tensor) -> Tensor:
     """RMSNorm over the last dimension, without parameters."""
-    return F.rms_norm(x, (x.shape[-1],))
+    return F.rms_norm(x, (x.shape[-1],), eps=EPSILON)
 
 
 def rotary_tables(length: int, head_dim: int, base: float, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
@@ -50,10 +52,10 @@ class Attention(nn.Module):
         self.layer = layer
         self.window = config.windows[layer]
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
-        self.qkv = nn.Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
-        self.out = nn.Linear(self.heads * self.head_dim, config.width, bias=False)
+        self.qkv = Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_dim)
+        self.out = Linear(self.heads * self.head_dim, config.width)
         gate_channels = min(GATE_CHANNELS, config.width)
-        self.gate = nn.Linear(gate_channels, self.kv_heads, bias=False) if layer in config.value_layers else None
+        self.gate = Linear(gate_channels, self.kv_heads) if layer in config.value_layers else None
 
     def forward(
         self, x: Tensor, value: Tensor | None, rotary: tuple[Tensor, Tensor], attend: Attend, cache: Cache | None
@@ -63,7 +65,7 @@ class Attention(nn.Module):
         sizes = [self.heads, self.kv_heads, self.kv_heads]
         q, k, v = self.qkv(x).view(batch, length, sum(sizes), self.head_dim).split(sizes, dim=2)
         if value is not None and self.gate is not None:
-            gate = 2 * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))  # 1 at the start: the gate is zero
+            gate = 2 * torch.sigmoid(self.gate(x[..., : self.gate.shape[1]]))  # 1 at the start: the gate is zero
             v = v + gate.unsqueeze(-1) * value.view(batch, length, self.kv_heads, self.head_dim)
         q, k = norm(rotate(q, *rotary)), norm(rotate(k, *rotary))
         v = v.to(q.dtype)
@@ -76,8 +78,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.width, config.mlp_width, bias=False)
-        self.down = nn.Linear(config.mlp_width, config.width, bias=False)
+        self.up = Linear(config.width, config.mlp_width)
+        self.down = Linear(config.mlp_width, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.relu(self.up(x)).square())
@@ -105,16 +107,16 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.attend = attend or Sdpa().attend
-        self.embedding = nn.Embedding(config.vocab_size, config.width)
+        self.embedding = Embedding(config.vocab_size, config.width)
         kv_width = config.kv_heads * config.head_dim
         self.value_embeddings = nn.ModuleDict(
-            {str(layer): nn.Embedding(config.vocab_size, kv_width) for layer in config.value_layers}
+            {str(layer): Embedding(config.vocab_size, kv_width) for layer in config.value_layers}
         )
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         # Each layer reads the stream as `residual × x + skip × x0`, x0 being the normed embedding.
         self.residual_scale = nn.Parameter(torch.empty(config.layers))
         self.skip_scale = nn.Parameter(torch.empty(config.layers))
-        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.head = Linear(config.width, config.vocab_size)
         # Tables and not parameters: recomputed at load, so they are in no checkpoint.
         cos, sin = rotary_tables(config.context, config.head_dim, config.rope_base)
         self.register_buffer("cos", cos, persistent=False)
@@ -159,10 +161,11 @@ class GPT(nn.Module):
         else:
             rotary = self.cos[positions].unsqueeze(2), self.sin[positions].unsqueeze(2)
         x = start = norm(self.embedding(ids))
+        residual_scale, skip_scale = self.residual_scale.unbind(), self.skip_scale.unbind()
         for layer, block in enumerate(self.blocks):
             table = self.value_embeddings[str(layer)] if layer in self.config.value_layers else None
             value = table(ids) if table is not None else None
-            x = self.residual_scale[layer] * x + self.skip_scale[layer] * start
+            x = residual_scale[layer] * x + skip_scale[layer] * start
             x = block(x, value, rotary, self.attend, cache)
         return norm(x)
 

@@ -1,4 +1,4 @@
-"""Next-token cross-entropy over capped logits, in chunks, so that the logits of a batch never lie in memory at once."""
+"""Next-token cross-entropy over capped logits; the logits of a batch never lie in memory at once, nor in float32."""
 
 import torch
 from torch import Tensor
@@ -6,9 +6,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from model.gpt import GPT
+from model.kernels import head_loss
+from model.linear import Linear
+from model.precision.bf16 import Bf16
+from model.precision.fp8 import Fp8
 
 IGNORE = -1  # target of a position that carries no loss
-CHUNK_LOGITS = 2**26  # logits computed at once: 256 MiB in float32
+CHUNK_LOGITS = 2**26  # logits computed at once without the fused kernel: 256 MiB in float32
 
 
 def token_losses(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -21,10 +25,12 @@ def token_losses(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
 def loss_sum(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
     """Summed cross-entropy in nats (a scalar) of token ids (B, T) against targets (B, T).
 
-    A sum, not a mean: the caller divides by the targets of the whole update, over all micro-batches and ranks.
-    A batch in which everything is masked gives 0, and no gradient.
+    A sum, not a mean: gradients are divided by the targets of the whole update, over all micro-batches and ranks, when
+    the optimizer steps. A batch in which everything is masked gives 0, and no gradient.
     """
     hidden = model(ids)
+    if hidden.is_cuda and isinstance(model.head.format, Bf16 | Fp8):
+        return fused(hidden.flatten(0, -2), model.head, targets.flatten(), model.config.softcap)
     rows = max(1, CHUNK_LOGITS // (ids.shape[1] * model.config.vocab_size))
     if rows >= len(ids):
         return token_losses(model, hidden, targets).sum()
@@ -38,3 +44,13 @@ def loss_sum(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
         for at in range(0, len(ids), rows)
     ]
     return torch.stack(parts).sum()
+
+
+def fused(hidden: Tensor, head: Linear, targets: Tensor, softcap: float) -> Tensor:
+    """The summed loss of hidden (N, C) against targets (N), its gradients made on the way forward, chunk by chunk."""
+    hidden = hidden.to(torch.bfloat16)
+    form = head.format
+    if isinstance(form, Fp8):
+        scales = [form.input, form.unscale_forward, form.unscale_backward, form.unscale_gradient, form.one]
+        return head_loss.fp8(hidden, head.weight, form.rows, form.columns, scales, targets, softcap)[0]
+    return head_loss.bf16(hidden, head.weight, form.copy, targets, softcap)[0]

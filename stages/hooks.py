@@ -14,7 +14,6 @@ from data.tokenizer import Tokenizer
 from evals.bits_per_byte import bits_per_byte
 from model.engine import Engine, Sampling
 from model.gpt import GPT
-from model.precision.recipes import Recipe
 from training.loop import Hook
 from training.telemetry import Telemetry
 
@@ -28,7 +27,6 @@ class Watch:
 
     stage: str
     model: GPT
-    recipe: Recipe
     tokenizer: Tokenizer
     telemetry: Telemetry
     updates: int
@@ -50,8 +48,7 @@ def spread(count: int, updates: int, power: int = 1) -> frozenset[int]:
 
 
 def _validate(watch: Watch, rows: Rows, step: int) -> None:
-    autocast = watch.recipe.autocast(watch.model.embedding.weight.device)
-    figures = bits_per_byte(watch.model, rows, watch.tokenizer.byte_lengths, VALIDATION_ROWS, autocast)
+    figures = bits_per_byte(watch.model, rows, watch.tokenizer.byte_lengths, VALIDATION_ROWS)
     watch.telemetry.event("validation", step=step, bits_per_byte=figures["bits_per_byte"], loss=figures["loss"])
 
 

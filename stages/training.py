@@ -153,7 +153,7 @@ def _train(
             start=position.step,
             prefetch=run.prefetch,
         )
-        watch = Watch(stage, parts.model, parts.recipe, tokenizer, telemetry, updates)
+        watch = Watch(stage, parts.model, tokenizer, telemetry, updates)
         job = Job(
             stage=stage,
             config=config,

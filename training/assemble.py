@@ -1,5 +1,5 @@
-"""From a profile's sections to a model that computes: precision, attention, weights, compilation, optimizer, in this
-order. Each step depends on those before it, so the order is the contract."""
+"""From a profile's sections to a model that computes: recipe, attention, weights, formats, compilation, optimizer, in
+this order. Each step depends on those before it, so the order is the contract."""
 
 import shutil
 from collections.abc import Callable
@@ -65,11 +65,13 @@ def assemble(
         model.load_state_dict(publish.read_weights(start_from, shape))
     model.to(device)
 
-    def compute(ids: Tensor, targets: Tensor) -> Tensor:
-        with recipe.autocast(device):
-            return loss_sum(model, ids, targets)
+    recipe.apply(model)
 
-    step = torch.compile(compute, dynamic=False) if compiled else compute
+    def compute(ids: Tensor, targets: Tensor) -> Tensor:
+        return loss_sum(model, ids, targets)
+
+    # One graph: where it broke, the fusions over the break would be lost, silently.
+    step = torch.compile(compute, dynamic=False, fullgraph=recipe.graph) if compiled else compute
     # Orthogonalising in bf16 is as good, but makes runs on different numbers of ranks drift apart in the last digits.
     optimizer = Optimizer(model, stage, ranks, recipe.compute, compiled and device.type == "cuda")
     return Assembled(model, step, optimizer, recipe, attention, compiled)

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from config.errors import UserError
 from config.files import raise_if_disk_full, read_json, sha256_of, write_json
+from model.linear import format_state, refresh
 from training.distributed import Ranks
 from training.optim.optimizer import Optimizer
 
@@ -134,6 +135,7 @@ class Checkpoints:
             warnings.simplefilter("ignore")
             dcp.load(self._state(model, optimizer), checkpoint_id=folder, no_dist=self.ranks.world == 1)
         manifest = read_json(folder / "manifest.json", "a checkpoint")
+        refresh(model)
         optimizer.steps = manifest["optimizer_steps"]
         _restore_random_state(manifest["random"])
         return Position(manifest["step"], manifest["loss"])
@@ -143,6 +145,7 @@ class Checkpoints:
         another number of ranks read it."""
         lengths = optimizer.lengths()
         state = {f"optimizer.{name}": self._whole(tensor, lengths[name]) for name, tensor in optimizer.state().items()}
+        state |= {f"precision.{name}": tensor for name, tensor in format_state(model).items()}
         return state | {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
 
     def _whole(self, share: Tensor, length: int) -> Tensor:

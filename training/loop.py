@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from config.errors import UserError
+from model.linear import refresh
 from training.checkpoint import Checkpoints, Position
 from training.config import TrainConfig
 from training.distributed import Ranks
@@ -108,9 +109,10 @@ def train(job: Job, position: Position, updates: Iterable[Update], waited: Calla
             saves = done % job.checkpoint_updates == 0 or done == job.updates or stopping
             # What is saved was looked at: a loss that is not finite ends the run before it spoils a checkpoint.
             logs = saves or done % job.log_updates == 0
-            norm = _gradient_norm(job) if logs else None
+            norm = _gradient_norm(job) / max(1, update.targets) if logs else None
             if update.targets:
-                job.optimizer.step(scale)
+                job.optimizer.step(scale, 1 / update.targets)
+                refresh(job.model)
             job.model.zero_grad(set_to_none=True)
             meter.count()
             if logs:
@@ -150,12 +152,12 @@ def _call(hook: Hook, job: Job, done: int) -> None:
 
 
 def _accumulate(job: Job, update: Update) -> Tensor:
-    """Gradients of the update's mean loss over all its targets on all ranks; returns this rank's summed loss."""
+    """Gradients of the update's summed loss over all its targets on all ranks; returns this rank's summed loss."""
     device = job.ranks.device
     summed = torch.zeros((), device=device)
     for batch in update.micro_batches:
         loss = job.loss_sum(batch.inputs.to(device, non_blocking=True), batch.targets.to(device, non_blocking=True))
-        (loss / max(1, update.targets)).backward()
+        loss.backward()
         summed += loss.detach()
     job.ranks.sum_([parameter.grad for parameter in job.model.parameters()])
     return summed

@@ -16,13 +16,16 @@ def adamw_step(
     square: Tensor,
     rate: Tensor,
     corrections: tuple[Tensor, Tensor],
+    gradient_scale: Tensor,
     epsilon: float,
-) -> Tensor:
-    """One step on any shape; returns the new weights, updates `mean` and `square` in place.
+) -> None:
+    """One step on any shape; updates `weights`, `mean` and `square` in place.
 
-    `corrections` are 1 - β₁ᵗ and 1 - β₂ᵗ at this step, as scalar tensors.
+    `corrections` are 1 - β₁ᵗ and 1 - β₂ᵗ at this step, and `gradient_scale` the factor on the gradients, as scalar
+    tensors.
     """
+    gradients = gradients * gradient_scale
     mean.lerp_(gradients, 1 - BETAS[0])
     square.lerp_(gradients.square(), 1 - BETAS[1])
     denominator = (square / corrections[1]).sqrt() + epsilon
-    return weights - rate * (mean / corrections[0]) / denominator
+    weights.sub_(rate * (mean / corrections[0]) / denominator)

@@ -43,13 +43,15 @@ def muon_step(
     rate: Tensor,
     momentum: Tensor,
     decay: Tensor,
+    gradient_scale: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
     """One step on a stack (N, rows, columns); returns the new weights, updates `velocity` and `variance` in place.
 
-    `variance` is (N, rows, 1) or (N, 1, columns), along the longer side. `rate`, `momentum` and `decay` are scalar
-    tensors, so that a compiled step is not compiled again as they change.
+    `variance` is (N, rows, 1) or (N, 1, columns), along the longer side. `rate`, `momentum`, `decay` and the factor
+    on the gradients are scalar tensors, so that a compiled step is not compiled again as they change.
     """
+    gradients = gradients * gradient_scale
     velocity.lerp_(gradients, 1 - momentum)
     update = orthogonalize(gradients.lerp(velocity, momentum), dtype).float()  # Nesterov
     # NorMuon: even out the rows' (or columns') sizes, then restore the update's norm.

@@ -94,7 +94,7 @@ class Optimizer:
         self.groups = groups_of(model, config)
         self.steps = 0
         self._muon: Callable[..., Tensor] = torch.compile(muon_step, dynamic=False) if compiled else muon_step
-        self._adamw: Callable[..., Tensor] = torch.compile(adamw_step) if compiled else adamw_step
+        self._adamw: Callable[..., None] = torch.compile(adamw_step) if compiled else adamw_step
         for group in self.groups:
             self._allocate(group)
 
@@ -113,19 +113,21 @@ class Optimizer:
         }
 
     @torch.no_grad()
-    def step(self, scale: float) -> None:
-        """Step every parameter by its gradient, which is the same on all ranks, at `scale` times its learning rate."""
+    def step(self, scale: float, gradient_scale: float = 1.0) -> None:
+        """Step every parameter at `scale` times its learning rate by `gradient_scale` times its gradient, which is the
+        same on all ranks."""
         self.steps += 1
         for group in self.groups:
             start, stop = self.ranks.share(group.length)
             rate = group.ratio * self.config.learning_rate * scale
-            self._step_group(group, start, stop, rate, scale)
+            self._step_group(group, start, stop, rate, scale, gradient_scale)
 
-    def _step_group(self, group: Group, start: int, stop: int, rate: float, scale: float) -> None:
-        device = group.pieces[0].parameter.device
-
+    def _step_group(
+        self, group: Group, start: int, stop: int, rate: float, scale: float, gradient_scale: float
+    ) -> None:
         def scalar(value: float) -> Tensor:
-            return torch.tensor(value, dtype=torch.float32, device=device)
+            # On the CPU, and an argument to kernels: a copy to a GPU would wait for all it has still to do.
+            return torch.tensor(value, dtype=torch.float32)
 
         if group.kind == "muon":
             weights = torch.stack([piece.of(piece.parameter) for piece in group.pieces])
@@ -140,23 +142,24 @@ class Optimizer:
                     scalar(rate),
                     scalar(momentum(self.steps - 1, self.config)),
                     scalar(self.config.weight_decay * scale),
+                    scalar(gradient_scale),
                     self.dtype,
                 )
             self.ranks.gather(weights)
-            for piece, fresh in zip(group.pieces, weights, strict=True):
-                piece.of(piece.parameter).copy_(fresh)
+            torch._foreach_copy_([piece.of(piece.parameter) for piece in group.pieces], list(weights.unbind()))
             return
         parameter = group.pieces[0].parameter
         weights = parameter.view(-1)
         if stop > start:
             corrections = tuple(scalar(1 - beta**self.steps) for beta in BETAS)
-            weights[start:stop] = self._adamw(
+            self._adamw(
                 weights[start:stop],
                 parameter.grad.view(-1)[start:stop],
                 group.state["mean"],
                 group.state["square"],
                 scalar(rate),
                 corrections,
+                scalar(gradient_scale),
                 EPSILON if parameter.ndim > 1 else VECTOR_EPSILON,
             )
         self.ranks.gather(weights)

@@ -5,6 +5,7 @@ import torch
 
 from model.config import GPTConfig, ModelConfig, flops_per_token, matmul_parameters, shape
 from model.gpt import GPT
+from model.linear import Linear
 
 VOCAB, CONTEXT = 32_768, 2_048
 
@@ -38,7 +39,7 @@ def test_matmul_parameters_are_those_of_the_linear_layers(config: ModelConfig) -
     linear = sum(
         module.weight.numel()
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and not name.endswith("gate")
+        if isinstance(module, Linear) and not name.endswith("gate")
     )
     assert matmul_parameters(resolved) == linear
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from config.run import RunConfig
 from data.tokenizer import Tokenizer
-from model.precision.recipes import resolve
 from stages.hooks import Watch, hooks, spread
 from tests.small_gpt import small_gpt
 from tests.small_job import MemoryRows
@@ -31,11 +30,10 @@ def watch(tmp_path):
     text = ["the cat sat on the mat. What is 3 + 4? It is 7.\n"] * 20
     tokenizer = Tokenizer.train(text, 270)
     model = small_gpt(vocab_size=tokenizer.vocab_size)
-    recipe = resolve("fp32", torch.device("cpu"))
 
     def make(stage: str) -> Watch:
         telemetry = Telemetry(tmp_path / f"{stage}.jsonl", stage, active=True)
-        return Watch(stage, model, recipe, tokenizer, telemetry, updates=10)
+        return Watch(stage, model, tokenizer, telemetry, updates=10)
 
     return make
 

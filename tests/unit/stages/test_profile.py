@@ -62,7 +62,7 @@ def test_params_name_a_profile_that_is_there() -> None:
         ("  sft: [{builtin: chats, count: 10}]", "  sft: []", "p.yaml:5: `data.sft` names no source"),
         ("  sft: [{builtin: chats, count: 10}]\n", "", "p.yaml:1: `data.sft` names no source"),
         ("  sft: [{builtin: chats, count: 10}]", "  sft: [{path: x, cont: 3}]", "did you mean `count`?"),
-        ("heads: 2}", "heads: 2, attention: fa9}", "p.yaml:7: `model.attention` is 'fa9'; expected 'auto', 'sdpa'"),
+        ("heads: 2}", "heads: 2, attention: fa9}", "p.yaml:7: `model.attention` is 'fa9'; expected 'auto', 'fa4'"),
     ],
 )
 def test_mistakes(tmp_path: Path, old: str, new: str, expected: str) -> None:

@@ -52,14 +52,14 @@ def die_at(monkeypatch: pytest.MonkeyPatch, number: int, how=None) -> pytest.Mon
     calls = 0
     step = Optimizer.step
 
-    def counted(self: Optimizer, scale: float) -> None:
+    def counted(self: Optimizer, *factors: float) -> None:
         nonlocal calls
         calls += 1
         if calls == number:
             if how is None:
                 raise Killed
             how()
-        step(self, scale)
+        step(self, *factors)
 
     monkeypatch.setattr(Optimizer, "step", counted)
     return monkeypatch

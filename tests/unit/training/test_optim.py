@@ -86,7 +86,7 @@ def muon(weights: Tensor, gradients: Tensor, steps: int = 1, decay: float = 0.0,
     variance = torch.zeros(len(weights), *((rows, 1) if rows >= columns else (1, columns)))
     for _ in range(steps):
         weights = muon_step(
-            weights, gradients, velocity, variance, scalar(rate), scalar(0.9), scalar(decay), torch.float32
+            weights, gradients, velocity, variance, scalar(rate), scalar(0.9), scalar(decay), scalar(1), torch.float32
         )
     return weights
 
@@ -135,7 +135,7 @@ def test_adamw_is_torchs() -> None:
     for step in range(1, 11):
         gradient = random(50, seed=step) * (step % 3)
         corrections = tuple(scalar(1 - beta**step) for beta in BETAS)
-        ours = adamw_step(ours, gradient, mean, square, scalar(0.03), corrections, EPSILON)
+        adamw_step(ours, 4 * gradient, mean, square, scalar(0.03), corrections, scalar(0.25), EPSILON)
         theirs.grad = gradient
         reference.step()
         torch.testing.assert_close(ours, theirs.detach(), atol=1e-6, rtol=1e-5)
@@ -195,6 +195,7 @@ def test_queries_keys_and_values_are_three_matrices() -> None:
             scalar(CONFIG.learning_rate),
             scalar(momentum(0, CONFIG)),
             scalar(CONFIG.weight_decay),
+                scalar(1),
             torch.float32,
         )[0]
         torch.testing.assert_close(fused.detach()[start:stop], expected, atol=1e-6, rtol=1e-5)
