@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from model.attention.backends import Attend, Sdpa
 from model.config import GPTConfig
+from model.kernels import rotary as kernels
 from model.linear import Embedding, Linear
 
 GATE_CHANNELS = 32  # of the residual stream, read by the value gates
@@ -44,6 +45,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
 
+def queries_keys_values(qkv: Tensor, rotary: tuple[Tensor, Tensor], heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q (B, T, H, D), k and v (B, T, H_kv, D) of qkv (B, T, H + 2 H_kv, D): queries and keys rotated and normed."""
+    cos, sin = rotary
+    dim = qkv.shape[-1]
+    if qkv.is_cuda and qkv.dtype == torch.bfloat16 and torch.is_grad_enabled() and not dim & (dim - 1):
+        q, k, v, _ = kernels.rotary(qkv, cos[:, 0], sin[:, 0], heads)
+        return q, k, v
+    kv_heads = (qkv.shape[2] - heads) // 2
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=2)
+    return norm(rotate(q, cos, sin)), norm(rotate(k, cos, sin)), v
+
+
 class Attention(nn.Module):
     """Causal self-attention with one fused projection for queries, keys and values."""
 
@@ -62,12 +75,11 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, T, C) normed; value (B, T, H_kv × D) from the value embedding, or None."""
         batch, length, _ = x.shape
-        sizes = [self.heads, self.kv_heads, self.kv_heads]
-        q, k, v = self.qkv(x).view(batch, length, sum(sizes), self.head_dim).split(sizes, dim=2)
+        qkv = self.qkv(x).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
+        q, k, v = queries_keys_values(qkv, rotary, self.heads)
         if value is not None and self.gate is not None:
             gate = 2 * torch.sigmoid(self.gate(x[..., : self.gate.shape[1]]))  # 1 at the start: the gate is zero
             v = v + gate.unsqueeze(-1) * value.view(batch, length, self.kv_heads, self.head_dim)
-        q, k = norm(rotate(q, *rotary)), norm(rotate(k, *rotary))
         v = v.to(q.dtype)
         y = attend(q, k, v, self.window) if cache is None else cache.attend(self.layer, q, k, v, self.window)
         return self.out(y.reshape(batch, length, -1))
@@ -80,8 +92,11 @@ class MLP(nn.Module):
         super().__init__()
         self.up = Linear(config.width, config.mlp_width)
         self.down = Linear(config.mlp_width, config.width)
+        self.fused: nn.Module | None = None  # a recipe's way to do all three at once, when training
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused is not None and torch.is_grad_enabled():
+            return self.fused(x, self.up, self.down)
         return self.down(F.relu(self.up(x)).square())
 
 

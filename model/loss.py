@@ -51,6 +51,5 @@ def fused(hidden: Tensor, head: Linear, targets: Tensor, softcap: float) -> Tens
     hidden = hidden.to(torch.bfloat16)
     form = head.format
     if isinstance(form, Fp8):
-        scales = [form.input, form.unscale_forward, form.unscale_backward, form.unscale_gradient, form.one]
-        return head_loss.fp8(hidden, head.weight, form.rows, form.columns, scales, targets, softcap)[0]
+        return head_loss.fp8(hidden, head.weight, form.rows, form.columns, list(form.scales), targets, softcap)[0]
     return head_loss.bf16(hidden, head.weight, form.copy, targets, softcap)[0]

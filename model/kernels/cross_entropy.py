@@ -10,12 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 IGNORE = -1  # as in model.loss
-LARGEST_BLOCK = 8192
-
-
-@triton.jit
-def _tanh(x):
-    return 1 - 2 / (1 + tl.exp(2 * x))
+LARGEST_BLOCK = 32_768  # logits of a row that fit in a program's registers
 
 
 @triton.jit
@@ -29,21 +24,22 @@ def _cross_entropy(
     total = tl.zeros((BLOCK,), tl.float32)
     for at in range(0, V, BLOCK):
         column = at + tl.arange(0, BLOCK)
-        x = tl.load(line + column, mask=column < V, other=0.0).to(tl.float32)
-        z = softcap * _tanh(x / softcap)
-        total += tl.where(column < V, tl.exp(z - softcap), 0.0)
+        x = tl.load(line + column, mask=column < V, other=float("-inf")).to(tl.float32)
+        # c·tanh(x / c) - c = -2c / (1 + exp(2x / c)), which keeps its precision where the cap is reached
+        total += tl.where(column < V, tl.exp(-2 * softcap / (1 + tl.exp(2 / softcap * x))), 0.0)
     total = tl.sum(total, axis=0)
     counts = target != IGNORE
     hit = tl.load(line + tl.where(counts, target, 0)).to(tl.float32)
-    loss = tl.log(total) + softcap - softcap * _tanh(hit / softcap)
+    loss = tl.log(total) + 2 * softcap / (1 + tl.exp(2 / softcap * hit))
     tl.store(losses + row, tl.where(counts, loss, 0.0))
     weight = tl.where(counts, gradient_scale, 0.0)
+    inverse = 1 / total
     for at in range(0, V, BLOCK):
         column = at + tl.arange(0, BLOCK)
         x = tl.load(line + column, mask=column < V, other=0.0).to(tl.float32)
-        t = _tanh(x / softcap)
-        p = tl.exp(softcap * t - softcap) / total
-        g = (p - tl.where(column == target, 1.0, 0.0)) * (1 - t * t) * weight
+        u = 1 / (1 + tl.exp(2 / softcap * x))  # (1 - tanh) / 2
+        p = tl.exp(-2 * softcap * u) * inverse
+        g = (p - tl.where(column == target, 1.0, 0.0)) * (4 * u * (1 - u)) * weight
         g = tl.minimum(tl.maximum(g, -largest), largest)
         tl.store(out + column, g.to(out.dtype.element_ty), mask=column < V)
 
@@ -63,5 +59,6 @@ def cross_entropy_(
     block = min(LARGEST_BLOCK, triton.next_power_of_2(vocab))
     largest = torch.finfo(gradients.dtype).max
     _cross_entropy[(len(logits),)](
-        logits, targets, losses, gradients, softcap, gradient_scale, largest, vocab, block, IGNORE, num_warps=16
-    )
+        logits, targets, losses, gradients, softcap, gradient_scale, largest, vocab, block, IGNORE,
+        num_warps=max(1, min(32, block // 512)),
+    )  # fmt: skip

@@ -8,6 +8,8 @@ loss is a sum, so a logit's gradient needs to know of no other chunk.
 import torch
 from torch import Tensor
 
+from model.kernels.quantize import E4M3, E5M2, quantize, transpose
+
 CHUNK_ROWS = 16_384  # 1 GiB of logits at a vocabulary of 32,768
 
 
@@ -42,21 +44,20 @@ def fp8(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same with the head's weight as model.precision.fp8 keeps it."""
     from model.kernels.cross_entropy import cross_entropy_
-    from model.kernels.transpose import transpose
-    from model.precision.fp8 import E4M3, E5M2, GRADIENT_SCALE, quantize, scaled_product
+    from model.precision.fp8 import GRADIENT_SCALE, scaled_product
 
-    scale, forward, backward, gradient, one = scales
+    scale, forward, backward, gradient, _, one = scales
     losses = torch.empty(len(hidden), device=hidden.device)
     d_hidden = torch.empty_like(hidden)
     d_weight = torch.zeros_like(weight)
     for at in range(0, len(hidden), CHUNK_ROWS):
         rows = slice(at, at + CHUNK_ROWS)
-        x8 = quantize(hidden[rows], scale, E4M3)
+        x8, x_columns = quantize(hidden[rows], scale, E4M3)
         logits = scaled_product(x8, rows8, forward, one, torch.bfloat16, fast=True)
         d_logits = torch.empty_like(logits, dtype=E5M2)
         cross_entropy_(logits, targets[rows], losses[rows], softcap, d_logits, GRADIENT_SCALE)
         d_hidden[rows] = scaled_product(d_logits, columns8, backward, one, torch.bfloat16, fast=True)
-        d_weight += scaled_product(transpose(d_logits), transpose(x8), gradient, one, torch.float32, fast=False)
+        d_weight += scaled_product(transpose(d_logits), x_columns, gradient, one, torch.float32, fast=False)
     return losses.sum(), d_hidden, d_weight
 
 
@@ -80,7 +81,7 @@ def _backward(ctx, gradient, _d_hidden, _d_weight):
     d_hidden, d_weight = ctx.saved_tensors
     if ctx.inputs == 5:
         return gradient * d_hidden, gradient * d_weight, None, None, None
-    return gradient * d_hidden, gradient * d_weight, None, None, [None] * 5, None, None
+    return gradient * d_hidden, gradient * d_weight, None, None, [None] * 6, None, None
 
 
 bf16.register_autograd(_backward, setup_context=_keep)

@@ -14,23 +14,23 @@ which would be state to save. Each follows from a bound:
 What exceeds its bound is cut off at the format's end. Scales are powers of two, so that scaling itself never rounds.
 """
 
+import math
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from model.kernels.transpose import transpose
-from model.linear import Format
+from model.kernels.quantize import E4M3, E5M2, LARGEST, quantize, relu2_backward, to_fp8, transpose
+from model.linear import Format, Linear
 
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 # Gradients of single tokens' losses lie between 1e-8 and 1: this puts them between 2^-14, the least normal number, and
 # 57,344, with a factor of 14 to spare.
 GRADIENT_SCALE = 2.0**12
 VALUES_SCALE = 8.0  # of averaged values, which attention puts out: of the order of 1
-# The factor on the input, and what turns the sums of the forward, the backward and the weight's product into values;
-# each in a tensor of its own, since cuBLAS wants them aligned.
-SCALES = ("input", "unscale_forward", "unscale_backward", "unscale_gradient", "one")
+# The factor on the input, what turns the sums of the forward, the backward and the weight's product into values, and the
+# factor on the gradient; each in a tensor of its own, since cuBLAS wants them aligned.
+SCALES = ("input", "unscale_forward", "unscale_backward", "unscale_gradient", "gradient_scale", "one")
 Bound = Literal["norm", "values", "relu2"]  # what a product's input is
 
 
@@ -38,12 +38,6 @@ def power_of_two_below(value: Tensor) -> Tensor:
     """The largest power of two that is at most `value` (float32, positive)."""
     mantissa, exponent = torch.frexp(value)  # value = mantissa × 2^exponent, mantissa in [0.5, 1)
     return torch.ldexp(torch.ones_like(mantissa), exponent - 1)
-
-
-def quantize(x: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
-    """x × scale, rounded to the nearest number of `dtype`; beyond its range the largest."""
-    largest = LARGEST[dtype]
-    return (x.float() * scale).clamp(-largest, largest).to(dtype)
 
 
 def scaled_product(a: Tensor, b: Tensor, unscale: Tensor, one: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
@@ -59,21 +53,30 @@ def scaled_product(a: Tensor, b: Tensor, unscale: Tensor, one: Tensor, dtype: to
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, rows, columns, scales):
+    def forward(ctx, x, weight, rows, columns, scales, bound):
         """x (M, K) bf16; weight (N, K), for its gradient alone; rows (N, K) and columns (K, N): it in E4M3; scales as
         in Fp8."""
-        scale, forward, backward, gradient, one = scales
-        x8 = quantize(x, scale, E4M3)
-        ctx.save_for_backward(transpose(x8), columns, backward, gradient, one)
+        scale, forward, backward, gradient, gradient_scale, one = scales
+        if bound == "norm":  # the compiler fuses the rounding into the norm
+            x8 = to_fp8(x, scale, E4M3)
+            x_columns = transpose(x8)
+        else:
+            x8, x_columns = quantize(x, scale, E4M3)
+        ctx.bound = bound
+        ctx.save_for_backward(x_columns, columns, backward, gradient, gradient_scale, one)
         return scaled_product(x8, rows, forward, one, torch.bfloat16, fast=True)
 
     @staticmethod
     def backward(ctx, dy):
-        x_columns, columns, backward, gradient, one = ctx.saved_tensors
-        dy8 = quantize(dy, GRADIENT_SCALE, E5M2)
+        x_columns, columns, backward, gradient, gradient_scale, one = ctx.saved_tensors
+        if ctx.bound == "norm":
+            dy8, dy_columns = quantize(dy, gradient_scale, E5M2)
+        else:  # what follows goes into the stream: the compiler fuses the rounding into the next norm's backward
+            dy8 = to_fp8(dy, gradient_scale, E5M2)
+            dy_columns = transpose(dy8)
         dx = scaled_product(dy8, columns, backward, one, torch.bfloat16, fast=True)
-        dw = scaled_product(transpose(dy8), x_columns, gradient, one, torch.float32, fast=False)
-        return dx, dw, None, None, None
+        dw = scaled_product(dy_columns, x_columns, gradient, one, torch.float32, fast=False)
+        return dx, dw, None, None, None, None
 
 
 class Fp8(Format):
@@ -85,33 +88,71 @@ class Fp8(Format):
         outputs, inputs = weight.shape
         self.bound = bound
         self._source = (source,)  # a tuple: not a parameter of this module
-        empty = torch.empty(outputs, inputs, dtype=E4M3, device=weight.device)
-        self.register_buffer("rows", empty, persistent=False)
-        self.register_buffer("columns", torch.empty_like(empty.mT.contiguous()), persistent=False)
+        for name, shape in (("rows", (outputs, inputs)), ("columns", (inputs, outputs))):
+            self.register_buffer(name, torch.empty(shape, dtype=E4M3, device=weight.device), persistent=False)
         for name in SCALES:
             self.register_buffer(name, torch.ones((), device=weight.device), persistent=False)
+        self.gradient_scale.fill_(GRADIENT_SCALE)
+        if bound == "norm":
+            self.input.fill_(2.0 ** math.floor(math.log2(LARGEST[E4M3] / inputs**0.5)))
+        elif bound == "values":
+            self.input.fill_(VALUES_SCALE)
+        self.unscale_gradient.copy_(1 / (self.input * GRADIENT_SCALE))
+
+    @property
+    def scales(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, name) for name in SCALES)
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         flat = x.flatten(0, -2)
-        scales = tuple(getattr(self, name) for name in SCALES)
-        return _Product.apply(flat, weight, self.rows, self.columns, scales).view(*x.shape[:-1], len(weight))
-
-    def input_scale(self, weight: Tensor) -> Tensor:
-        """The factor on the input, as a scalar tensor."""
-        width = weight.shape[1]
-        if self.bound == "norm":
-            return power_of_two_below(torch.tensor(LARGEST[E4M3] / width**0.5, device=weight.device))
-        if self.bound == "values":
-            return torch.tensor(VALUES_SCALE, device=weight.device)
-        (source,) = self._source
-        bound = source.square().sum(dim=1).amax() * source.shape[1] / 4
-        return power_of_two_below(LARGEST[E4M3] / bound.clamp_min(1e-6))
+        y = _Product.apply(flat, weight, self.rows, self.columns, self.scales, self.bound)
+        return y.view(*x.shape[:-1], len(weight))
 
     def refresh(self, weight: Tensor) -> None:
         scale = power_of_two_below(LARGEST[E4M3] / weight.abs().amax().clamp_min(1e-12))
-        self.rows.copy_(quantize(weight, scale, E4M3))
-        self.columns.copy_(self.rows.mT)
-        self.input.copy_(self.input_scale(weight))
+        rows, columns = quantize(weight, scale, E4M3)
+        self.rows.copy_(rows)
+        self.columns.copy_(columns)
+        if self.bound == "relu2":
+            (source,) = self._source
+            bound = source.square().sum(dim=1).amax() * (source.shape[1] / 4)
+            self.input.copy_(power_of_two_below(LARGEST[E4M3] / bound.clamp_min(1e-6)))
+            self.unscale_gradient.copy_(1 / (self.input * GRADIENT_SCALE))
         self.unscale_forward.copy_(1 / (scale * self.input))
         self.unscale_backward.copy_(1 / (scale * GRADIENT_SCALE))
-        self.unscale_gradient.copy_(1 / (self.input * GRADIENT_SCALE))
+
+
+class _Mlp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, up_weight, down_weight, up, down):
+        """x (M, C) bf16; up and down: rows, columns and scales of the two products."""
+        up_rows, up_columns, (scale, forward, *up_rest) = up
+        down_rows, down_columns, (a_scale, down_forward, *down_rest) = down
+        x8 = to_fp8(x, scale, E4M3)
+        h = scaled_product(x8, up_rows, forward, up_rest[-1], torch.bfloat16, fast=True)
+        a8 = to_fp8(F.relu(h.float()).square(), a_scale, E4M3)
+        ctx.save_for_backward(transpose(x8), h, a_scale, up_columns, down_columns, *up_rest, *down_rest)
+        return scaled_product(a8, down_rows, down_forward, up_rest[-1], torch.bfloat16, fast=True)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x_columns, h, a_scale, up_columns, down_columns, *scales = ctx.saved_tensors
+        up_backward, up_gradient, gradient_scale, one, down_backward, down_gradient, *_ = scales
+        dy8 = to_fp8(dy, gradient_scale, E5M2)
+        da = scaled_product(dy8, down_columns, down_backward, one, torch.bfloat16, fast=True)
+        dh8, dh_columns, a_columns = relu2_backward(da, h, gradient_scale, a_scale)
+        d_down = scaled_product(transpose(dy8), a_columns, down_gradient, one, torch.float32, fast=False)
+        d_up = scaled_product(dh_columns, x_columns, up_gradient, one, torch.float32, fast=False)
+        dx = scaled_product(dh8, up_columns, up_backward, one, torch.bfloat16, fast=True)
+        return dx, d_up, d_down, None, None
+
+
+class Fp8Mlp(nn.Module):
+    """Both products of an MLP and the ReLU² between them: its derivative is rounded to fp8, in both layouts, as it is
+    computed."""
+
+    def forward(self, x: Tensor, up: Linear, down: Linear) -> Tensor:
+        """x (…, C) normed, bf16; the formats of up and down are Fp8."""
+        flat = x.flatten(0, -2)
+        parts = [(linear.format.rows, linear.format.columns, linear.format.scales) for linear in (up, down)]
+        return _Mlp.apply(flat, up.weight, down.weight, *parts).view(x.shape)

@@ -10,7 +10,7 @@ from config.errors import UserError
 from model.gpt import GPT
 from model.linear import Embedding, Format, Linear, refresh
 from model.precision.bf16 import Bf16, Bf16Rows
-from model.precision.fp8 import Fp8
+from model.precision.fp8 import Fp8, Fp8Mlp
 
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # as Linux names them on x86 and on Arm
 LEAST = 128  # inputs and outputs of a product that is worth 8 bits or less
@@ -37,6 +37,9 @@ class Recipe:
             elif isinstance(module, Embedding) and self.device.type == "cuda":
                 # On a CPU the residual stream stays float32: bytes matter less there, and small models gain by it.
                 module.format = Bf16Rows(module.weight)
+        for block in model.blocks:
+            if isinstance(block.mlp.up.format, Fp8) and isinstance(block.mlp.down.format, Fp8):
+                block.mlp.fused = Fp8Mlp()
         refresh(model)
 
     def format_for(self, linear: Linear, name: str = "", model: GPT | None = None) -> Format:

@@ -25,14 +25,16 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     Computed in `dtype`; bf16 is enough, since the iteration corrects itself.
     """
     x = matrices.to(dtype)
-    tall = x.shape[-2] > x.shape[-1]
-    if tall:
-        x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-6)
+    if x.shape[-2] > x.shape[-1]:  # the smaller Gram matrix, on the other side
+        for a, b, c in POLAR_EXPRESS:
+            gram = x.mT @ x
+            x = a * x + x @ (b * gram + c * (gram @ gram))
+        return x
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return x.mT if tall else x
+    return x
 
 
 def muon_step(

@@ -1,0 +1,89 @@
+"""The kernels behind model.kernels.quantize; imports Triton, so it is imported on a GPU alone.
+
+All go through the matrix in tiles: read along its rows, written along its rows and, transposed, along its columns."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model.kernels.quantize import E4M3, E5M2, LARGEST
+
+ROWS, COLUMNS, WARPS = 64, 128, 8  # a tile; transposed, its rows have 64 bytes, two whole sectors
+
+
+@triton.jit
+def _tile(m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where this program's tile begins, and offsets and mask within it (32 bits: they fill registers)."""
+    row = tl.program_id(1) * ROWS
+    column = tl.program_id(0) * COLUMNS
+    i = tl.arange(0, ROWS)[:, None]
+    j = tl.arange(0, COLUMNS)[None, :]
+    return row.to(tl.int64) * n + column, i * n + j, (row + i < m) & (column + j < n)
+
+
+@triton.jit
+def _flipped(m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The same of its place in the transposed matrix."""
+    row = tl.program_id(1) * ROWS
+    column = tl.program_id(0) * COLUMNS
+    i = tl.arange(0, ROWS)[None, :]
+    j = tl.arange(0, COLUMNS)[:, None]
+    return column.to(tl.int64) * m + row, j * m + i, (row + i < m) & (column + j < n)
+
+
+@triton.jit
+def _quantize(x, scale, rows, columns, m, n, LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    base, at, inside = _tile(m, n, ROWS, COLUMNS)
+    flipped_base, flipped, inside_flipped = _flipped(m, n, ROWS, COLUMNS)
+    value = tl.load(x + base + at, mask=inside, other=0.0).to(tl.float32) * tl.load(scale)
+    value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST).to(rows.dtype.element_ty)
+    tl.store(rows + base + at, value, mask=inside)
+    tl.store(columns + flipped_base + flipped, tl.trans(value), mask=inside_flipped)
+
+
+@triton.jit
+def _relu2_backward(
+    gradient, h, gradient_scale, scale, rows, columns, a_columns, m, n,
+    LARGEST: tl.constexpr, LARGEST_GRADIENT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    base, at, inside = _tile(m, n, ROWS, COLUMNS)
+    flipped_base, flipped, inside_flipped = _flipped(m, n, ROWS, COLUMNS)
+    positive = tl.maximum(tl.load(h + base + at, mask=inside, other=0.0).to(tl.float32), 0.0)
+    value = tl.load(gradient + base + at, mask=inside, other=0.0).to(tl.float32) * 2 * positive * tl.load(gradient_scale)
+    value = tl.minimum(tl.maximum(value, -LARGEST_GRADIENT), LARGEST_GRADIENT).to(rows.dtype.element_ty)
+    tl.store(rows + base + at, value, mask=inside)
+    tl.store(columns + flipped_base + flipped, tl.trans(value), mask=inside_flipped)
+    a = tl.minimum(positive * positive * tl.load(scale), LARGEST).to(a_columns.dtype.element_ty)
+    tl.store(a_columns + flipped_base + flipped, tl.trans(a), mask=inside_flipped)
+
+
+@triton.jit
+def _transpose(x, out, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    base, at, inside = _tile(m, n, ROWS, COLUMNS)
+    flipped_base, flipped, inside_flipped = _flipped(m, n, ROWS, COLUMNS)
+    tl.store(out + flipped_base + flipped, tl.trans(tl.load(x + base + at, mask=inside)), mask=inside_flipped)
+
+
+def _grid(x: Tensor) -> tuple[int, int]:
+    m, n = x.shape
+    return triton.cdiv(n, COLUMNS), triton.cdiv(m, ROWS)
+
+
+def launch(x: Tensor, scale: Tensor, rows: Tensor, columns: Tensor) -> None:
+    """Fill rows (M, N) and columns (N, M); see model.kernels.quantize.quantize."""
+    _quantize[_grid(x)](x, scale, rows, columns, *x.shape, LARGEST[rows.dtype], ROWS, COLUMNS, num_warps=WARPS)
+
+
+def launch_relu2_backward(
+    gradient: Tensor, h: Tensor, gradient_scale: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, a_columns: Tensor
+) -> None:
+    """Fill rows (M, N), columns and a_columns (N, M); see model.kernels.quantize.relu2_backward."""
+    _relu2_backward[_grid(h)](
+        gradient, h, gradient_scale, scale, rows, columns, a_columns, *h.shape, LARGEST[E4M3], LARGEST[E5M2],
+        ROWS, COLUMNS, num_warps=WARPS,
+    )  # fmt: skip
+
+
+def launch_transpose(x: Tensor, out: Tensor) -> None:
+    """Write xᵀ into out; both uint8 and contiguous."""
+    _transpose[_grid(x)](x, out, *x.shape, ROWS, COLUMNS, num_warps=WARPS)
