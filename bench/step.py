@@ -10,7 +10,6 @@ with the schedule of a run of `--steps` updates; the line then holds every updat
 import argparse
 import gc
 import json
-import os
 import statistics
 import time
 from dataclasses import dataclass
@@ -19,7 +18,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from hardware.limits import matmul_tflops
+from bench.timing import ceiling_of, ceilings, header
+from config.errors import run_main
 from model.config import GPTConfig, ModelConfig, flops_per_token, shape
 from model.linear import refresh
 from training.assemble import Assembled, assemble
@@ -102,7 +102,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--compile", default="auto", choices=["auto", "on", "off"])
-    parser.add_argument("--data")
+    parser.add_argument("--recompute", default="K", help="as model.recompute_pattern: K keeps, R recomputes a layer")
+    parser.add_argument("--data", help="train on this file of uint16 ids instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--json", action="store_true")
@@ -118,6 +119,7 @@ def build(args: argparse.Namespace) -> Step:
         precision=args.precision,
         attention=args.attention,
         compile=args.compile,
+        recompute_pattern=args.recompute,
     )
     config = shape(wanted, args.vocab, args.seq)
     batch = args.micro_batch * args.seq * args.accum
@@ -140,7 +142,6 @@ def synchronize(device: torch.device) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     started = time.perf_counter()
     step = build(args)
     device = step.rows.device
@@ -158,9 +159,12 @@ def main(argv: list[str] | None = None) -> None:
     median = statistics.median(seconds[min(args.warmup, len(seconds) - 1) :])
     tokens = args.accum * step.rows.count
     tflops = flops_per_token(step.config) * tokens / median / 1e12
-    ceiling = matmul_tflops(device, torch.bfloat16)
+    gib = round(torch.cuda.max_memory_allocated() / 2**30, 1) if device.type == "cuda" else None
+    limits = ceilings(device)  # after the peak was read: the probes take memory too
+    ceiling, own = limits["ceiling_bf16_tflops"], ceiling_of(step.parts.recipe.name, limits)
     line = {
-        "bench": "step",
+        **header("step", device),
+        **limits,
         "depth": args.depth,
         "precision": step.parts.recipe.name,
         "attention": step.parts.attention.name,
@@ -171,14 +175,14 @@ def main(argv: list[str] | None = None) -> None:
         "ms": round(median * 1e3, 1),
         "tok_s": round(tokens / median),
         "tflops": round(tflops, 1),
-        "ceiling_bf16_tflops": round(ceiling, 1) if ceiling else None,
         "mfu": round(tflops / ceiling, 3) if ceiling else None,
-        "gib": round(torch.cuda.max_memory_allocated() / 2**30, 1) if device.type == "cuda" else None,
+        "share_of_own_ceiling": round(tflops / own, 3) if own else None,
+        "gib": gib,
         "loss": losses[-1],
         "params": sum(parameter.numel() for parameter in step.parts.model.parameters()),
         "first_step_s": round(first, 1),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "recompute": args.recompute,
+        "choices": step.parts.choices,
     }
     if args.data:
         line["losses"] = losses
@@ -189,4 +193,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -22,10 +22,11 @@ class ModelConfig:
     value_embeddings: bool = True
     softcap: float = 15.0
     rope_base: float = 100_000.0
-    precision: Literal[
-        "auto", "bf16", "fp32", "fp8", "te-fp8", "te-fp8-delayed", "te-nvfp4", "nvfp4-emulated"
-    ] = "auto"
+    precision: Literal["auto", "bf16", "fp32", "fp8", "te-fp8", "te-fp8-delayed", "te-nvfp4", "nvfp4-emulated"] = "auto"
     attention: Literal["auto", "fa4", "fa3", "fa2", "varlen", "flex", "cudnn", "sdpa", "matmul"] = "auto"
+    recompute_pattern: str = (
+        "K"  # a letter a layer, repeated: K keeps its activations, R computes them again: less memory
+    )
     compile: Literal["auto", "on", "off"] = "auto"  # auto: on where a C++ compiler or a GPU is there
 
     def __post_init__(self) -> None:
@@ -36,6 +37,12 @@ class ModelConfig:
             raise ValueError("`depth` sets width, layers and heads; give one or the others, not both")
         if not self.window_pattern or set(self.window_pattern) - {"S", "L"}:
             raise ValueError(f"window_pattern is {self.window_pattern!r}; expected letters S and L, as in SSSL")
+        if not self.recompute_pattern or set(self.recompute_pattern) - {"K", "R"}:
+            raise ValueError(f"recompute_pattern is {self.recompute_pattern!r}; expected letters K and R, as in KKR")
+        if self.precision == "te-fp8-delayed" and "R" in self.recompute_pattern:
+            raise ValueError(
+                "te-fp8-delayed can't compute layers again: set recompute_pattern to K, or precision to te-fp8"
+            )
         if min(value for value in (*outright, self.depth, self.mlp_ratio, self.kv_heads) if value is not None) < 1:
             raise ValueError("depth, width, layers, heads, kv_heads and mlp_ratio are at least 1")
         if self.heads and self.width and (self.width % self.heads or (self.width // self.heads) % 2):

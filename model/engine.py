@@ -5,15 +5,16 @@ Knows token ids only. The ids that end a reply and the calculator are handed in 
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from config.errors import UserError
-from model.cache import KVCache
+from model.captured import CapturedSteps, Pool
+from model.decode import EagerSteps, Steps
 from model.gpt import GPT
+from model.sampling import Sampling
 
 BATCH_ROWS = 256  # prompts decoded together
 COMPACT_BELOW = 0.75  # share of live rows under which finished ones are dropped from the batch
@@ -31,45 +32,6 @@ class Tool(Protocol):
         """Ids of the answer, of the ids between call_start and call_end. Never raises."""
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn. Temperature 0 takes the likeliest; top_k 0 and top_p 1 are off; seed None is fresh."""
-
-    temperature: float = 0.7
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    max_tokens: int = 256
-
-    def __post_init__(self) -> None:
-        if not self.temperature >= 0 or self.top_k < 0 or not 0 < self.top_p <= 1 or self.max_tokens < 1:
-            raise UserError(
-                f"found temperature {self.temperature}, top_k {self.top_k}, top_p {self.top_p}, max_tokens "
-                f"{self.max_tokens}; expected temperature ≥ 0, top_k ≥ 0, 0 < top_p ≤ 1 and max_tokens ≥ 1"
-            )
-
-
-def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Draw one id a row (B,) from logits (B, V), on the logits' device, without waiting for it."""
-    if sampling.temperature == 0:
-        return logits.argmax(dim=-1)
-    # The largest first becomes 0: divided by however small a temperature, none overflows.
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / sampling.temperature
-    if 0 < sampling.top_k < logits.shape[-1]:
-        lowest = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < lowest, float("-inf"))
-    if sampling.top_p < 1:
-        ordered, order = logits.sort(dim=-1, descending=True)
-        # A token stays while the probability before it is under top_p, so the likeliest always stays.
-        probabilities = ordered.softmax(dim=-1)
-        ordered = ordered.masked_fill(probabilities.cumsum(dim=-1) - probabilities >= sampling.top_p, float("-inf"))
-        logits = torch.empty_like(logits).scatter(-1, order, ordered)
-    # Exponential race: argmax of p / Exp(1) is a draw from p, with no device synchronisation.
-    # Never 0, which would make a token of probability 0 the winner.
-    noise = torch.empty_like(logits).exponential_(1, generator=generator).clamp_min_(torch.finfo(logits.dtype).tiny)
-    return (logits.softmax(dim=-1) / noise).argmax(dim=-1)
-
-
 class _Reply:
     """One row's reply as it grows, and what the calculator still has to say in it."""
 
@@ -79,6 +41,14 @@ class _Reply:
         self.forced: deque[int] = deque()
         self.call: list[int] | None = None
         self.done = room <= 0
+
+    def dictated(self) -> int | None:
+        """The reply's next id if the calculator dictates it."""
+        return self.forced[0] if self.forced else None
+
+    def goes_on(self) -> bool:
+        """Whether there is room for more than one further id."""
+        return not self.done and len(self.ids) + 1 < self.room
 
     def push(self, drawn: int, stop_ids: frozenset[int], tool: Tool | None) -> int | None:
         """Take the drawn id, or the next one that the calculator dictates; return it, or None at the reply's end."""
@@ -103,11 +73,18 @@ class _Reply:
 class Engine:
     """Generates with a model. Safe to use from several threads: every call has a cache of its own."""
 
-    def __init__(self, model: GPT, stop_ids: frozenset[int], tool: Tool | None = None) -> None:
+    def __init__(
+        self, model: GPT, stop_ids: frozenset[int], tool: Tool | None = None, fp8_weights: bool = False
+    ) -> None:
+        """With `fp8_weights` a single reply on a GPU reads its matrices in 8 bits, as they were at the first call.
+
+        Raises UserError when the device or the model does not allow that.
+        """
         self.model = model
         self.stop_ids = stop_ids
         self.tool = tool
         self.context = model.config.context
+        self.workspaces = Pool(model, fp8_weights)
 
     def stream(self, prompt: list[int], sampling: Sampling) -> Iterator[int]:
         """The reply's ids one at a time, the calculator's answers included, the stop id left out.
@@ -115,7 +92,7 @@ class Engine:
         Ends at a stop id, at max_tokens, or where the context is full; closing the iterator ends the work.
         Raises UserError when the prompt is empty or fills the context.
         """
-        for tokens in self._decode([prompt], sampling, self._generator(sampling)):
+        for tokens in self._decode([prompt], sampling, self._generator(sampling), 0):
             yield tokens[0]
 
     def generate(self, prompts: list[list[int]], sampling: Sampling) -> list[list[int]]:
@@ -128,7 +105,7 @@ class Engine:
         generator = self._generator(sampling)  # one for all batches: begun anew, each would draw the same
         for at in range(0, len(order), BATCH_ROWS):
             batch = order[at : at + BATCH_ROWS]
-            for tokens in self._decode([prompts[index] for index in batch], sampling, generator):
+            for tokens in self._decode([prompts[index] for index in batch], sampling, generator, at):
                 for row, token in tokens.items():
                     replies[batch[row]].append(token)
         return replies
@@ -141,56 +118,50 @@ class Engine:
             generator.manual_seed(sampling.seed)
         return generator
 
+    @contextmanager
+    def _steps(
+        self, prompts: list[list[int]], sampling: Sampling, generator: torch.Generator, first: int
+    ) -> Iterator[Steps]:
+        """Steps that have read the prompts; `first`: the number of the first one among all that share the generator."""
+        longest = max(len(prompt) for prompt in prompts)
+        work = self.workspaces.take(len(prompts), longest + sampling.max_tokens)
+        if work is None:
+            yield EagerSteps(self.model, prompts, sampling, generator)
+            return
+        try:
+            yield CapturedSteps(work, prompts, sampling, generator.initial_seed(), first)
+        finally:
+            self.workspaces.give(work)
+
     def _decode(
-        self, prompts: list[list[int]], sampling: Sampling, generator: torch.Generator
+        self, prompts: list[list[int]], sampling: Sampling, generator: torch.Generator, first: int
     ) -> Iterator[dict[int, int]]:
         """Step by step, {row: id} of the rows that got one."""
         for prompt in prompts:
             if not 0 < len(prompt) < self.context:
                 raise UserError(f"the prompt has {len(prompt)} tokens; expected 1 to {self.context - 1}")
-        device = self.model.embedding.weight.device
-        lengths = [len(prompt) for prompt in prompts]
-        longest = max(lengths)
-        slots = min(self.context, longest + sampling.max_tokens)
-        cache = KVCache(self.model.config, len(prompts), slots, device, self.model.embedding.weight.dtype)
-        ids = torch.tensor([prompt + [prompt[-1]] * (longest - len(prompt)) for prompt in prompts], device=device)
-        positions = torch.arange(longest, device=device).expand(len(prompts), longest)
-        last = torch.tensor(lengths, device=device) - 1
-        hidden = self._forward(ids, cache, positions)[torch.arange(len(prompts), device=device), last]
-        replies = [_Reply(min(sampling.max_tokens, self.context - length)) for length in lengths]
+        replies = [_Reply(min(sampling.max_tokens, self.context - len(prompt))) for prompt in prompts]
         live = list(range(len(prompts)))  # which prompt each row of the batch is
-        at = last
-        while True:
-            drawn = sample(self._logits(hidden), sampling, generator).tolist()
-            taken: dict[int, int] = {}
-            following = []
-            for index, token in zip(live, drawn, strict=True):
-                reply = replies[index]
-                token = None if reply.done else reply.push(token, self.stop_ids, self.tool)
-                if token is not None:
-                    taken[index] = token
-                following.append(prompts[index][0] if token is None else token)
-            if taken:
-                yield taken
-            alive = [row for row, index in enumerate(live) if not replies[index].done]
-            if not alive:
-                return
-            at = at + 1
-            if len(alive) < COMPACT_BELOW * len(live):
-                rows = torch.tensor(alive, device=device)
-                cache.keep(rows)
-                at = at[rows]
-                live = [live[row] for row in alive]
-                following = [following[row] for row in alive]
-            # A finished row that is still in the batch idles on its last slot.
-            at = at.clamp(max=slots - 1)
-            hidden = self._forward(torch.tensor(following, device=device)[:, None], cache, at[:, None])[:, 0]
-
-    @torch.inference_mode()
-    def _forward(self, ids: Tensor, cache: KVCache, positions: Tensor) -> Tensor:
-        cache.begin(positions)
-        return self.model(ids, cache, positions)
-
-    @torch.inference_mode()
-    def _logits(self, hidden: Tensor) -> Tensor:
-        return self.model.logits(hidden)
+        with self._steps(prompts, sampling, generator, first) as steps:
+            while live:
+                if steps.ahead and any(replies[index].goes_on() for index in live):
+                    steps.advance([replies[index].dictated() for index in live])
+                taken: dict[int, int] = {}
+                following: list[int | None] = []
+                for index, drawn in zip(live, steps.read(), strict=True):
+                    reply = replies[index]
+                    token = None if reply.done else reply.push(drawn, self.stop_ids, self.tool)
+                    if token is not None:
+                        taken[index] = token
+                    following.append(drawn if token is None else token)
+                if taken:
+                    yield taken
+                alive = [row for row, index in enumerate(live) if not replies[index].done]
+                if not alive:
+                    return
+                if len(alive) < COMPACT_BELOW * len(live):
+                    steps.keep(alive)
+                    live = [live[row] for row in alive]
+                    following = [following[row] for row in alive]
+                if not steps.ahead:
+                    steps.advance(following)

@@ -11,8 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from model.attention.backends import Attend, Sdpa
+from model.attention.native import Sdpa
+from model.attention.protocol import Attend
 from model.config import GPTConfig
 from model.kernels import rotary as kernels
 from model.linear import Embedding, Linear
@@ -43,6 +45,30 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the halves of x (B, T, H, D) by the angles of its positions; cos and sin (T or B×T, 1, D/2)."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
+
+
+class _Blend(torch.autograd.Function):
+    """See blend. The scalars' gradients are summed row by row first, which the compiler fuses into the norm's
+    backward; as sums over everything at once they would be a pass of their own."""
+
+    @staticmethod
+    def forward(ctx, x, start, residual, skip):
+        ctx.save_for_backward(x, start, residual, skip)
+        return residual * x + skip * start
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, start, residual, skip = ctx.saved_tensors
+        by_residual = (gradient.float() * x.float()).sum(dim=-1).sum()
+        by_skip = (gradient.float() * start.float()).sum(dim=-1).sum()
+        return residual * gradient, skip * gradient, by_residual, by_skip
+
+
+def blend(x: Tensor, start: Tensor, residual: Tensor, skip: Tensor) -> Tensor:
+    """What a layer reads: residual × x + skip × start, x being the stream (B, T, C) and start its beginning."""
+    if x is start:  # the first layer
+        return (residual + skip) * x
+    return _Blend.apply(x, start, residual, skip)
 
 
 def queries_keys_values(qkv: Tensor, rotary: tuple[Tensor, Tensor], heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,6 +148,8 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.attend = attend or Sdpa().attend
+        # Layers whose activations are computed again in the backward pass instead of kept: a choice of each run.
+        self.recompute = (False,) * config.layers
         self.embedding = Embedding(config.vocab_size, config.width)
         kv_width = config.kv_heads * config.head_dim
         self.value_embeddings = nn.ModuleDict(
@@ -180,8 +208,11 @@ class GPT(nn.Module):
         for layer, block in enumerate(self.blocks):
             table = self.value_embeddings[str(layer)] if layer in self.config.value_layers else None
             value = table(ids) if table is not None else None
-            x = residual_scale[layer] * x + skip_scale[layer] * start
-            x = block(x, value, rotary, self.attend, cache)
+            x = blend(x, start, residual_scale[layer], skip_scale[layer])
+            if self.recompute[layer] and torch.is_grad_enabled():
+                x = checkpoint(block, x, value, rotary, self.attend, cache, use_reentrant=False)
+            else:
+                x = block(x, value, rotary, self.attend, cache)
         return norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

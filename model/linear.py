@@ -25,6 +25,12 @@ class Format(nn.Module):
     def refresh(self, weight: Tensor) -> None:
         """Take over the weight as it now is: called at the start and after each update."""
 
+    @classmethod
+    def refresh_all(cls, formats: "list[Format]", weights: list[Tensor]) -> None:
+        """The same for all formats of this class at once, where that takes fewer kernels."""
+        for form, weight in zip(formats, weights, strict=True):
+            form.refresh(weight)
+
     def state(self) -> dict[str, Tensor]:
         """What a resumed run needs besides the weights, by name: tensors that a checkpoint fills in place."""
         return {}
@@ -85,8 +91,11 @@ def formatted(model: nn.Module) -> dict[str, Formatted]:
 @torch.no_grad()
 def refresh(model: nn.Module) -> None:
     """Have all formats take over the weights as they now are: after an update, or after weights were loaded."""
+    groups: dict[type[Format], list[Formatted]] = {}
     for module in formatted(model).values():
-        module.format.refresh(module.weight)
+        groups.setdefault(type(module.format), []).append(module)
+    for kind, modules in groups.items():
+        kind.refresh_all([module.format for module in modules], [module.weight for module in modules])
 
 
 def format_state(model: nn.Module) -> dict[str, Tensor]:

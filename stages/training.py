@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from config.errors import UserError
-from config.files import sha256_of, write_atomic, write_json
+from config.files import read_json, sha256_of, write_atomic, write_json
 from config.paths import TRAINING_STAGES, RunPaths
 from config.profile import read_section, read_yaml
 from config.run import RunConfig
@@ -117,7 +117,11 @@ def _train(
     gpt = shape(sections.model, tokenizer.vocab_size, context)
     rows_per_update, updates = config.rows(context), config.updates(context)
     parent = parent_of(stage)
-    parts = assemble(sections.model, gpt, config, ranks, paths.model(parent) if parent else None)
+    kept = work.path / "precision.json"  # what this run's first start chose by measuring
+    choices = read_json(kept, "the formats of this run") if kept.exists() else None
+    parts = assemble(sections.model, gpt, config, ranks, paths.model(parent) if parent else None, choices)
+    if ranks.first and choices is None:
+        write_json(kept, parts.choices)
     checkpoints = Checkpoints(work.path / "checkpoints", work.mark, run.keep_checkpoints, ranks)
     telemetry = Telemetry(work.path / "events.jsonl", stage, ranks.first)
     position = checkpoints.load_newest(parts.model, parts.optimizer) or Position(0)
@@ -235,6 +239,11 @@ def announce(telemetry: Telemetry, facts: dict[str, Any], parts: Assembled, posi
     telemetry.say(
         f"  precision {parts.recipe.name} ({parts.recipe.reason}); compiled: {'yes' if parts.compiled else 'no'}"
     )
+    for shape_name, choice in parts.choices.items():
+        times = f"fp8 {choice['fp8_ms']} ms, bf16 {choice['bf16_ms']} ms"
+        telemetry.say(f"    products of {shape_name}: {choice['format']} ({times})")
+    for remark in parts.remarks:
+        telemetry.say(f"  {remark}")
     telemetry.say(f"  attention {parts.attention.name} ({parts.attention.reason})")
     for name, why in parts.attention.rejected:
         telemetry.say(f"    not {name}: {why}")

@@ -10,7 +10,7 @@ import torch
 
 from data.loader import Loader, Update
 from model.gpt import GPT
-from model.loss import loss_sum
+from model.objective import loss_sum
 from tests.small_gpt import small_config
 from training.checkpoint import Checkpoints, Position
 from training.config import TrainConfig

@@ -15,7 +15,8 @@ from model.attention.backends import Request
 from model.attention.choose import Choice, choose
 from model.config import GPTConfig, ModelConfig
 from model.gpt import GPT
-from model.loss import loss_sum
+from model.objective import loss_sum
+from model.precision.measure import Choices
 from model.precision.recipes import Recipe, resolve
 from training.config import TrainConfig
 from training.distributed import Ranks
@@ -32,12 +33,21 @@ class Assembled:
     recipe: Recipe
     attention: Choice
     compiled: bool
+    choices: Choices  # formats chosen by measuring, for a resumed run to keep
+    remarks: tuple[str, ...]  # what could be faster here, and why it isn't
 
 
 def assemble(
-    wanted: ModelConfig, shape: GPTConfig, stage: TrainConfig, ranks: Ranks, start_from: Path | None
+    wanted: ModelConfig,
+    shape: GPTConfig,
+    stage: TrainConfig,
+    ranks: Ranks,
+    start_from: Path | None,
+    choices: Choices | None = None,
 ) -> Assembled:
     """Build the model on this rank's device, its weights from `start_from` (a published model) or from the seed.
+
+    `choices` are those of the run that goes on; None measures.
 
     Raises UserError when the device can't run what the profile names, or when the published model has another shape.
     """
@@ -51,11 +61,14 @@ def assemble(
         dtype=recipe.compute,
         head_dim=shape.head_dim,
         grouped=shape.kv_heads != shape.heads,
+        groups=shape.heads // shape.kv_heads,
         windowed=any(window < shape.context for window in shape.windows),
         compiled=compiled,
     )
     attention = choose(wanted.attention, request)
     model = GPT(shape, attention.attend)
+    pattern = wanted.recompute_pattern
+    model.recompute = tuple(pattern[layer % len(pattern)] == "R" for layer in range(shape.layers))
     if start_from is None:
         model.initialize(stage.seed)
     else:
@@ -65,16 +78,23 @@ def assemble(
         model.load_state_dict(publish.read_weights(start_from, shape))
     model.to(device)
 
-    recipe.apply(model)
+    if choices is None:
+        choices = ranks.agree(recipe.measure(model, stage.micro_batch * shape.context))
+    remarks = recipe.apply(model, choices)
 
     def compute(ids: Tensor, targets: Tensor) -> Tensor:
         return loss_sum(model, ids, targets)
 
     # One graph: where it broke, the fusions over the break would be lost, silently.
-    step = torch.compile(compute, dynamic=False, fullgraph=recipe.graph) if compiled else compute
+    graph = torch.compile(compute, dynamic=False, fullgraph=recipe.one_graph) if compiled else compute
+
+    def step(ids: Tensor, targets: Tensor) -> Tensor:
+        with recipe.context():
+            return graph(ids, targets)
+
     # Orthogonalising in bf16 is as good, but makes runs on different numbers of ranks drift apart in the last digits.
     optimizer = Optimizer(model, stage, ranks, recipe.compute, compiled and device.type == "cuda")
-    return Assembled(model, step, optimizer, recipe, attention, compiled)
+    return Assembled(model, step, optimizer, recipe, attention, compiled, choices, tuple(remarks))
 
 
 def be_deterministic() -> None:

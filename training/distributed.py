@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,6 +58,14 @@ class Ranks:
         value = torch.tensor(float(flag), device=self.device)
         dist.all_reduce(value, op=dist.ReduceOp.MAX)
         return bool(value.item())
+
+    def agree(self, value: Any) -> Any:
+        """The first rank's value, on all; all ranks must call it together."""
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
 
     def barrier(self) -> None:
         if self.world > 1:

@@ -1,9 +1,11 @@
 """The one training loop, for pretrain, midtrain and sft. It is given all it calls; nothing points back at it."""
 
+import gc
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
@@ -88,6 +90,17 @@ class StopSignal:
         self.received = signal.Signals(number).name
 
 
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Keep Python's collector from searching through everything in the middle of an update."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def train(job: Job, position: Position, updates: Iterable[Update], waited: Callable[[], float]) -> Position:
     """Run the updates after `position` to the end and save the last checkpoint; returns the position then.
 
@@ -98,7 +111,7 @@ def train(job: Job, position: Position, updates: Iterable[Update], waited: Calla
     meter = _Meter(job, waited, position.step)
     summed, targets = torch.zeros((), device=device), 0
     loss = position.loss
-    with StopSignal() as stop:
+    with StopSignal() as stop, collector_paused():
         for step, update in enumerate(updates, start=position.step):
             summed += _accumulate(job, update)
             targets += update.targets
@@ -130,6 +143,7 @@ def train(job: Job, position: Position, updates: Iterable[Update], waited: Calla
                 started = time.perf_counter()
                 job.checkpoints.save(job.model, job.optimizer, Position(done, loss))
                 job.telemetry.event("checkpoint", step=done, seconds=round(time.perf_counter() - started, 3))
+                gc.collect()
             for hook in job.hooks:
                 if done in hook.steps:
                     _call(hook, job, done)

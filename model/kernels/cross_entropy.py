@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 IGNORE = -1  # as in model.loss
-LARGEST_BLOCK = 32_768  # logits of a row that fit in a program's registers
+LARGEST_BLOCK = 8192  # logits at once: more take so many registers that fewer rows are under way
 
 
 @triton.jit
@@ -60,5 +60,5 @@ def cross_entropy_(
     largest = torch.finfo(gradients.dtype).max
     _cross_entropy[(len(logits),)](
         logits, targets, losses, gradients, softcap, gradient_scale, largest, vocab, block, IGNORE,
-        num_warps=max(1, min(32, block // 512)),
+        num_warps=max(1, block // 512),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model.kernels.quantize import E4M3, E5M2, quantize, transpose
 
-CHUNK_ROWS = 16_384  # 1 GiB of logits at a vocabulary of 32,768
+CHUNK_ROWS = 8192  # half a GiB of logits at a vocabulary of 32,768
 
 
 @torch.library.custom_op("tandem::head_loss_bf16", mutates_args=())

@@ -2,11 +2,10 @@
 
 All go through the matrix in tiles: read along its rows, written along its rows and, transposed, along its columns."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from model.kernels.quantize import E4M3, E5M2, LARGEST
 
 ROWS, COLUMNS, WARPS = 64, 128, 8  # a tile; transposed, its rows have 64 bytes, two whole sectors
 
@@ -38,23 +37,22 @@ def _quantize(x, scale, rows, columns, m, n, LARGEST: tl.constexpr, ROWS: tl.con
     value = tl.load(x + base + at, mask=inside, other=0.0).to(tl.float32) * tl.load(scale)
     value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST).to(rows.dtype.element_ty)
     tl.store(rows + base + at, value, mask=inside)
-    tl.store(columns + flipped_base + flipped, tl.trans(value), mask=inside_flipped)
+    tl.store(columns + flipped_base + flipped, tl.trans(value.to(tl.uint8, bitcast=True)), mask=inside_flipped)
 
 
 @triton.jit
-def _relu2_backward(
-    gradient, h, gradient_scale, scale, rows, columns, a_columns, m, n,
-    LARGEST: tl.constexpr, LARGEST_GRADIENT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+def _quantize_relu2_backward(
+    gradient, a8, unscale, gradient_scale, rows, a_columns, m, n,
+    LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     base, at, inside = _tile(m, n, ROWS, COLUMNS)
     flipped_base, flipped, inside_flipped = _flipped(m, n, ROWS, COLUMNS)
-    positive = tl.maximum(tl.load(h + base + at, mask=inside, other=0.0).to(tl.float32), 0.0)
-    value = tl.load(gradient + base + at, mask=inside, other=0.0).to(tl.float32) * 2 * positive * tl.load(gradient_scale)
-    value = tl.minimum(tl.maximum(value, -LARGEST_GRADIENT), LARGEST_GRADIENT).to(rows.dtype.element_ty)
+    a = tl.load(a8 + base + at, mask=inside, other=0.0)
+    slope = 2 * tl.sqrt(a.to(tl.float32) * tl.load(unscale))
+    value = tl.load(gradient + base + at, mask=inside, other=0.0).to(tl.float32) * slope * tl.load(gradient_scale)
+    value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST).to(rows.dtype.element_ty)
     tl.store(rows + base + at, value, mask=inside)
-    tl.store(columns + flipped_base + flipped, tl.trans(value), mask=inside_flipped)
-    a = tl.minimum(positive * positive * tl.load(scale), LARGEST).to(a_columns.dtype.element_ty)
-    tl.store(a_columns + flipped_base + flipped, tl.trans(a), mask=inside_flipped)
+    tl.store(a_columns + flipped_base + flipped, tl.trans(a.to(tl.uint8, bitcast=True)), mask=inside_flipped)
 
 
 @triton.jit
@@ -69,19 +67,31 @@ def _grid(x: Tensor) -> tuple[int, int]:
     return triton.cdiv(n, COLUMNS), triton.cdiv(m, ROWS)
 
 
-def launch(x: Tensor, scale: Tensor, rows: Tensor, columns: Tensor) -> None:
+def launch(x: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, largest: float) -> None:
     """Fill rows (M, N) and columns (N, M); see model.kernels.quantize.quantize."""
-    _quantize[_grid(x)](x, scale, rows, columns, *x.shape, LARGEST[rows.dtype], ROWS, COLUMNS, num_warps=WARPS)
+    columns = columns.view(torch.uint8)
+    _quantize[_grid(x)](x, scale, rows, columns, *x.shape, largest, ROWS, COLUMNS, num_warps=WARPS)
 
 
 def launch_relu2_backward(
-    gradient: Tensor, h: Tensor, gradient_scale: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, a_columns: Tensor
+    gradient: Tensor,
+    a8: Tensor,
+    unscale: Tensor,
+    gradient_scale: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    a_columns: Tensor,
+    largest: float,
 ) -> None:
-    """Fill rows (M, N), columns and a_columns (N, M); see model.kernels.quantize.relu2_backward."""
-    _relu2_backward[_grid(h)](
-        gradient, h, gradient_scale, scale, rows, columns, a_columns, *h.shape, LARGEST[E4M3], LARGEST[E5M2],
+    """Fill rows (M, N), columns and a_columns (N, M); see model.kernels.quantize.relu2_backward.
+
+    Two kernels: of two transpositions in one, the first came out wrong on an H200 (Triton 3.6), barrier or not.
+    """
+    _quantize_relu2_backward[_grid(a8)](
+        gradient, a8, unscale, gradient_scale, rows, a_columns.view(torch.uint8), *a8.shape, largest,
         ROWS, COLUMNS, num_warps=WARPS,
     )  # fmt: skip
+    launch_transpose(rows.view(torch.uint8), columns.view(torch.uint8))
 
 
 def launch_transpose(x: Tensor, out: Tensor) -> None:

@@ -18,7 +18,7 @@ def rotary(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, T
     if qkv.is_cuda:
         from model.kernels.rotary_triton import launch_forward
 
-        launch_forward(qkv, cos, sin, q, k, v, inverse)
+        launch_forward(qkv, cos, sin, q, k, v, inverse, EPSILON)
         return q, k, v, inverse
     x = qkv[:, :, : inverse.shape[2]].float()
     inverse = (x.square().mean(dim=-1) + EPSILON).rsqrt()

@@ -5,8 +5,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model.kernels.rotary import EPSILON
-
 TOKENS, WARPS = 32, 4
 
 
@@ -89,13 +87,15 @@ def _backward(
         tl.store(target + HALF, (g2 * c - g1 * s).to(out.dtype.element_ty), mask=inside)
 
 
-def launch_forward(qkv: Tensor, cos: Tensor, sin: Tensor, q: Tensor, k: Tensor, v: Tensor, inverse: Tensor) -> None:
+def launch_forward(
+    qkv: Tensor, cos: Tensor, sin: Tensor, q: Tensor, k: Tensor, v: Tensor, inverse: Tensor, epsilon: float
+) -> None:
     """Fill q, k, v and inverse; see model.kernels.rotary.rotary. D/2 has to be a power of two."""
     batch, length, heads, dim = q.shape
     kv_heads, tokens = k.shape[2], batch * length
     grid = (heads + 2 * kv_heads, triton.cdiv(tokens, TOKENS))
     _forward[grid](
-        qkv, cos, sin, q, k, v, inverse, tokens, length, heads, kv_heads, dim // 2, EPSILON, TOKENS, num_warps=WARPS
+        qkv, cos, sin, q, k, v, inverse, tokens, length, heads, kv_heads, dim // 2, epsilon, TOKENS, num_warps=WARPS
     )
 
 

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model.kernels.quantize import E4M3, E5M2, LARGEST, quantize, relu2_backward, to_fp8, transpose
+from model.kernels.quantize import E4M3, E5M2, LARGEST, quantize, quantize_into, relu2_backward, to_fp8, transpose
 from model.linear import Format, Linear
 
 # Gradients of single tokens' losses lie between 1e-8 and 1: this puts them between 2^-14, the least normal number, and
 # 57,344, with a factor of 14 to spare.
 GRADIENT_SCALE = 2.0**12
 VALUES_SCALE = 8.0  # of averaged values, which attention puts out: of the order of 1
-# The factor on the input, what turns the sums of the forward, the backward and the weight's product into values, and the
-# factor on the gradient; each in a tensor of its own, since cuBLAS wants them aligned.
+# The factor on the input; what turns the sums of the forward, the backward and the weight's product into values; the
+# factor on the gradient. Each in a tensor of its own, since cuBLAS wants them aligned.
 SCALES = ("input", "unscale_forward", "unscale_backward", "unscale_gradient", "gradient_scale", "one")
 Bound = Literal["norm", "values", "relu2"]  # what a product's input is
 
@@ -87,7 +87,7 @@ class Fp8(Format):
         super().__init__()
         outputs, inputs = weight.shape
         self.bound = bound
-        self._source = (source,)  # a tuple: not a parameter of this module
+        self._source = (source,)  # in a tuple, which hides it: it is not a parameter of this module
         for name, shape in (("rows", (outputs, inputs)), ("columns", (inputs, outputs))):
             self.register_buffer(name, torch.empty(shape, dtype=E4M3, device=weight.device), persistent=False)
         for name in SCALES:
@@ -100,6 +100,10 @@ class Fp8(Format):
         self.unscale_gradient.copy_(1 / (self.input * GRADIENT_SCALE))
 
     @property
+    def source(self) -> Tensor:
+        return self._source[0]
+
+    @property
     def scales(self) -> tuple[Tensor, ...]:
         return tuple(getattr(self, name) for name in SCALES)
 
@@ -109,17 +113,34 @@ class Fp8(Format):
         return y.view(*x.shape[:-1], len(weight))
 
     def refresh(self, weight: Tensor) -> None:
-        scale = power_of_two_below(LARGEST[E4M3] / weight.abs().amax().clamp_min(1e-12))
-        rows, columns = quantize(weight, scale, E4M3)
-        self.rows.copy_(rows)
-        self.columns.copy_(columns)
-        if self.bound == "relu2":
-            (source,) = self._source
-            bound = source.square().sum(dim=1).amax() * (source.shape[1] / 4)
-            self.input.copy_(power_of_two_below(LARGEST[E4M3] / bound.clamp_min(1e-6)))
-            self.unscale_gradient.copy_(1 / (self.input * GRADIENT_SCALE))
-        self.unscale_forward.copy_(1 / (scale * self.input))
-        self.unscale_backward.copy_(1 / (scale * GRADIENT_SCALE))
+        self.refresh_all([self], [weight])
+
+    @classmethod
+    def refresh_all(cls, formats: "list[Fp8]", weights: list[Tensor]) -> None:
+        """All scales in a few kernels, then one for each weight: an update must not wait for hundreds of launches."""
+        scales = power_of_two_below(LARGEST[E4M3] / _stacked(weights, float("inf")).clamp_min(1e-12))
+        squared = [form for form in formats if form.bound == "relu2"]
+        if squared:
+            # |w·x| for the longest row w of the weight before, and x as long as RMSNorm makes it
+            rows = [torch.linalg.vector_norm(form.source, dim=1).amax() for form in squared]
+            widths = torch.tensor([form.source.shape[1] for form in squared], device=scales.device)
+            bounds = (torch.stack(rows).square() * widths / 4).clamp_min(1e-6)
+            inputs = power_of_two_below(LARGEST[E4M3] / bounds).unbind()
+            torch._foreach_copy_([form.input for form in squared], list(inputs))
+        inputs = torch.stack([form.input for form in formats])
+        for name, values in (
+            ("unscale_forward", scales * inputs),
+            ("unscale_backward", scales * GRADIENT_SCALE),
+            ("unscale_gradient", inputs * GRADIENT_SCALE),
+        ):
+            torch._foreach_copy_([getattr(form, name) for form in formats], list((1 / values).unbind()))
+        for form, weight, scale in zip(formats, weights, scales.unbind(), strict=True):
+            quantize_into(weight, scale, form.rows, form.columns)
+
+
+def _stacked(tensors: list[Tensor], order: float) -> Tensor:
+    """The norms of tensors, as one vector."""
+    return torch.stack(torch._foreach_norm(tensors, order))
 
 
 class _Mlp(torch.autograd.Function):
@@ -131,16 +152,16 @@ class _Mlp(torch.autograd.Function):
         x8 = to_fp8(x, scale, E4M3)
         h = scaled_product(x8, up_rows, forward, up_rest[-1], torch.bfloat16, fast=True)
         a8 = to_fp8(F.relu(h.float()).square(), a_scale, E4M3)
-        ctx.save_for_backward(transpose(x8), h, a_scale, up_columns, down_columns, *up_rest, *down_rest)
+        ctx.save_for_backward(transpose(x8), a8, 1 / a_scale, up_columns, down_columns, *up_rest, *down_rest)
         return scaled_product(a8, down_rows, down_forward, up_rest[-1], torch.bfloat16, fast=True)
 
     @staticmethod
     def backward(ctx, dy):
-        x_columns, h, a_scale, up_columns, down_columns, *scales = ctx.saved_tensors
+        x_columns, a8, unscale, up_columns, down_columns, *scales = ctx.saved_tensors
         up_backward, up_gradient, gradient_scale, one, down_backward, down_gradient, *_ = scales
         dy8 = to_fp8(dy, gradient_scale, E5M2)
         da = scaled_product(dy8, down_columns, down_backward, one, torch.bfloat16, fast=True)
-        dh8, dh_columns, a_columns = relu2_backward(da, h, gradient_scale, a_scale)
+        dh8, dh_columns, a_columns = relu2_backward(da, a8, unscale, gradient_scale)
         d_down = scaled_product(transpose(dy8), a_columns, down_gradient, one, torch.float32, fast=False)
         d_up = scaled_product(dh_columns, x_columns, up_gradient, one, torch.float32, fast=False)
         dx = scaled_product(dh8, up_columns, up_backward, one, torch.bfloat16, fast=True)

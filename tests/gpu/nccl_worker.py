@@ -25,12 +25,12 @@ def main(folder: Path) -> None:
     for step in range(UPDATES):
         mine = range(ranks.rank, ROWS, ranks.world)
         ids = torch.from_numpy(rows.ids([(ROWS * step + row) % 64 for row in mine])).to(ranks.device)
-        loss = parts.loss_sum(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) / (ROWS * CONTEXT)
+        loss = parts.loss_sum(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
         loss.backward()
-        total = loss.detach().clone()
+        total = loss.detach() / (ROWS * CONTEXT)
         ranks.sum_([parameter.grad for parameter in parts.model.parameters()])
         ranks.sum_([total])
-        parts.optimizer.step(1.0)
+        parts.optimizer.step(1.0, 1 / (ROWS * CONTEXT))
         parts.model.zero_grad(set_to_none=True)
         losses.append(total.item())
     if ranks.world > 1:

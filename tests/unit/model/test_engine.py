@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from config.errors import UserError
+from model.cache import KVCache
 from model.engine import Engine, Sampling
 from model.gpt import GPT
 from tests.small_gpt import small_gpt
@@ -105,13 +106,13 @@ def test_more_prompts_than_a_batch_holds(monkeypatch) -> None:
 
 def test_finished_rows_leave_the_batch(monkeypatch) -> None:
     sizes: list[int] = []
-    forward = GPT.forward
+    attend = KVCache.attend
 
-    def noted(self: GPT, ids: Tensor, *rest: object) -> Tensor:
-        sizes.append(len(ids))
-        return forward(self, ids, *rest)
+    def noted(self: KVCache, layer: int, q: Tensor, *rest: object) -> Tensor:
+        sizes.append(len(q))
+        return attend(self, layer, q, *rest)
 
-    monkeypatch.setattr(GPT, "forward", noted)
+    monkeypatch.setattr(KVCache, "attend", noted)
     Engine(small_gpt(), frozenset(range(0, 64, 3))).generate(prompts_of_many_lengths(40, 12), GREEDY)
     assert sizes[0] == 40 and sizes[-1] < 5
 

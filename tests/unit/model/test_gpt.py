@@ -179,3 +179,13 @@ def test_bf16_autocast_stays_close_and_gives_float32_logits() -> None:
 
 def test_rotary_tables_are_no_weights() -> None:
     assert not {"cos", "sin"} & set(GPT(small_config()).state_dict())
+
+
+def test_recomputed_layers_change_nothing() -> None:
+    ids = torch.arange(16)[None] % 64
+    kept, recomputed = small_gpt(), small_gpt()
+    recomputed.recompute = (True, False)
+    for model in (kept, recomputed):
+        model(ids).square().sum().backward()
+    for ours, theirs in zip(recomputed.parameters(), kept.parameters(), strict=True):
+        assert ours.grad is None or torch.equal(ours.grad, theirs.grad)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model import loss
+from model import loss, objective
 from model.gpt import GPT
-from model.loss import IGNORE, loss_sum, token_losses
+from model.loss import IGNORE, token_losses
+from model.objective import loss_sum
 from tests.small_gpt import small_gpt
 
 
@@ -43,7 +44,7 @@ def test_is_the_sum_of_cross_entropies_of_unmasked_targets() -> None:
 def test_chunks_change_neither_loss_nor_gradients(monkeypatch, rows: int) -> None:
     model, (ids, targets) = small_gpt(), batch()
     expected, expected_gradients = gradients(model, ids, targets)
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", rows * ids.shape[1] * 64)
+    monkeypatch.setattr(objective, "CHUNK_LOGITS", rows * ids.shape[1] * 64)
     found, found_gradients = gradients(model, ids, targets)
     assert found == pytest.approx(expected, rel=1e-6)
     for ours, theirs in zip(found_gradients, expected_gradients, strict=True):
@@ -53,7 +54,7 @@ def test_chunks_change_neither_loss_nor_gradients(monkeypatch, rows: int) -> Non
 def test_a_row_longer_than_a_chunk_is_computed_alone(monkeypatch) -> None:
     model, (ids, targets) = small_gpt(), batch()
     expected = loss_sum(model, ids, targets).item()
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", 1)
+    monkeypatch.setattr(objective, "CHUNK_LOGITS", 1)
     assert loss_sum(model, ids, targets).item() == pytest.approx(expected, rel=1e-6)
 
 
@@ -70,7 +71,7 @@ def test_no_more_than_a_chunk_of_logits_exists_at_once(monkeypatch) -> None:
     gradients(model, ids, targets)
     assert sizes == [5 * 16], "a batch that fits is computed once, and not again in the backward pass"
     sizes.clear()
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", 2 * 16 * 64)
+    monkeypatch.setattr(objective, "CHUNK_LOGITS", 2 * 16 * 64)
     gradients(model, ids, targets)
     assert sorted(sizes) == sorted([32, 32, 16] * 2), "each chunk once forward, once more backward"
 
@@ -78,7 +79,7 @@ def test_no_more_than_a_chunk_of_logits_exists_at_once(monkeypatch) -> None:
 @pytest.mark.parametrize("chunk_rows", [1, 100])
 def test_an_all_masked_batch_is_nothing(monkeypatch, chunk_rows: int) -> None:
     model, (ids, targets) = small_gpt(), batch()
-    monkeypatch.setattr(loss, "CHUNK_LOGITS", chunk_rows * 16 * 64)
+    monkeypatch.setattr(objective, "CHUNK_LOGITS", chunk_rows * 16 * 64)
     total, all_gradients = gradients(model, ids, torch.full_like(targets, IGNORE))
     assert total == 0
     assert all((gradient == 0).all() for gradient in all_gradients)

@@ -8,7 +8,7 @@ import torch
 from config.errors import UserError
 from model.linear import refresh
 from model.precision import recipes
-from model.precision.bf16 import Bf16Rows
+from model.precision.bf16 import Bf16Mlp, Bf16Rows
 from model.precision.recipes import has_native_bf16, resolve
 from tests.small_gpt import small_gpt
 
@@ -91,3 +91,20 @@ def test_an_embedding_in_bf16_has_the_gradient_of_torchs() -> None:
     expected = table.detach().bfloat16().float().requires_grad_()
     torch.nn.functional.embedding(ids, expected).pow(2).sum().backward()
     torch.testing.assert_close(table.grad, expected.grad, rtol=1e-2, atol=1e-2)
+
+
+def test_an_mlp_in_bf16_has_the_gradients_of_its_parts() -> None:
+    model = small_gpt()
+    resolve("bf16", CPU).apply(model)
+    block = model.blocks[0].mlp
+    x = torch.randn(2, 5, 32)
+    results = []
+    for fused in (None, Bf16Mlp()):
+        block.fused = fused
+        leaf = x.bfloat16().requires_grad_()
+        y = block(leaf)
+        y.backward(torch.ones_like(y))
+        results.append((y, leaf.grad, block.up.weight.grad, block.down.weight.grad))
+        block.zero_grad()
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)

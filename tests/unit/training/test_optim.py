@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model.gpt import GPT
-from model.loss import loss_sum
+from model.objective import loss_sum
 from tests.small_gpt import small_config, small_gpt
 from tests.small_job import ALONE, CONFIG
 from training.distributed import Ranks
