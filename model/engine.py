@@ -11,10 +11,10 @@ from typing import Protocol
 import torch
 
 from config.errors import UserError
-from model.captured import CapturedSteps, Pool
-from model.decode import EagerSteps, Steps
+from model.decoding.captured import CapturedSteps, Pool
+from model.decoding.sampling import Sampling
+from model.decoding.steps import EagerSteps, Steps
 from model.gpt import GPT
-from model.sampling import Sampling
 
 BATCH_ROWS = 256  # prompts decoded together
 COMPACT_BELOW = 0.75  # share of live rows under which finished ones are dropped from the batch

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from config.errors import UserError
 from config.files import raise_if_disk_full, read_json, write_atomic, write_json
 from model.config import GPTConfig
-from model.gpt import GPT
+from model.gpt import GPT, rotary_tables
 
 FORMAT = 1  # of config.json and of the tensors' names
 
@@ -63,7 +63,10 @@ def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype | 
     model = GPT(config)
     model.load_state_dict(read_weights(folder, config))
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
-    return model.to(device=device, dtype=dtype).eval()
+    model = model.to(device=device, dtype=dtype).eval()
+    # In float32, as training has them: their rounding would turn far positions by a visible angle.
+    model.cos, model.sin = rotary_tables(config.context, config.head_dim, config.rope_base, device)
+    return model
 
 
 def read_weights(folder: Path, config: GPTConfig) -> dict[str, torch.Tensor]:

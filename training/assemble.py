@@ -93,7 +93,9 @@ def assemble(
             return graph(ids, targets)
 
     # Orthogonalising in bf16 is as good, but makes runs on different numbers of ranks drift apart in the last digits.
-    optimizer = Optimizer(model, stage, ranks, recipe.compute, compiled and device.type == "cuda")
+    gpu = device.type == "cuda"
+    state_dtype = recipe.compute if gpu else torch.float32
+    optimizer = Optimizer(model, stage, ranks, recipe.compute, compiled and gpu, state_dtype)
     return Assembled(model, step, optimizer, recipe, attention, compiled, choices, tuple(remarks))
 
 

@@ -14,6 +14,12 @@ LARGEST_BLOCK = 8192  # logits at once: more take so many registers that fewer r
 
 
 @triton.jit
+def _tanh(x):
+    """The GPU's own approximation, right to 11 bits where the logits' bf16 has 8: the kernel's time goes into it."""
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def _cross_entropy(
     logits, targets, losses, gradients, softcap, gradient_scale, largest, V, BLOCK: tl.constexpr, IGNORE: tl.constexpr
 ):
@@ -25,21 +31,20 @@ def _cross_entropy(
     for at in range(0, V, BLOCK):
         column = at + tl.arange(0, BLOCK)
         x = tl.load(line + column, mask=column < V, other=float("-inf")).to(tl.float32)
-        # c·tanh(x / c) - c = -2c / (1 + exp(2x / c)), which keeps its precision where the cap is reached
-        total += tl.where(column < V, tl.exp(-2 * softcap / (1 + tl.exp(2 / softcap * x))), 0.0)
+        total += tl.where(column < V, tl.exp(softcap * _tanh(x / softcap) - softcap), 0.0)
     total = tl.sum(total, axis=0)
     counts = target != IGNORE
     hit = tl.load(line + tl.where(counts, target, 0)).to(tl.float32)
-    loss = tl.log(total) + 2 * softcap / (1 + tl.exp(2 / softcap * hit))
+    loss = tl.log(total) + softcap - softcap * _tanh(hit / softcap)
     tl.store(losses + row, tl.where(counts, loss, 0.0))
     weight = tl.where(counts, gradient_scale, 0.0)
     inverse = 1 / total
     for at in range(0, V, BLOCK):
         column = at + tl.arange(0, BLOCK)
         x = tl.load(line + column, mask=column < V, other=0.0).to(tl.float32)
-        u = 1 / (1 + tl.exp(2 / softcap * x))  # (1 - tanh) / 2
-        p = tl.exp(-2 * softcap * u) * inverse
-        g = (p - tl.where(column == target, 1.0, 0.0)) * (4 * u * (1 - u)) * weight
+        t = _tanh(x / softcap)
+        p = tl.exp(softcap * t - softcap) * inverse
+        g = (p - tl.where(column == target, 1.0, 0.0)) * (1 - t * t) * weight
         g = tl.minimum(tl.maximum(g, -largest), largest)
         tl.store(out + column, g.to(out.dtype.element_ty), mask=column < V)
 

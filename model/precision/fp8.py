@@ -57,21 +57,21 @@ class _Product(torch.autograd.Function):
         """x (M, K) bf16; weight (N, K), for its gradient alone; rows (N, K) and columns (K, N): it in E4M3; scales as
         in Fp8."""
         scale, forward, backward, gradient, gradient_scale, one = scales
-        if bound == "norm":  # the compiler fuses the rounding into the norm
-            x8 = to_fp8(x, scale, E4M3)
-            x_columns = transpose(x8)
-        else:
-            x8, x_columns = quantize(x, scale, E4M3)
+        x8 = to_fp8(x, scale, E4M3)  # which the compiler fuses into a norm before it
         ctx.bound = bound
-        ctx.save_for_backward(x_columns, columns, backward, gradient, gradient_scale, one)
+        # What attention puts out it keeps itself, in bf16; a norm's result would be kept for this alone.
+        kept = transpose(x8) if bound == "norm" else x
+        ctx.save_for_backward(kept, columns, scale, backward, gradient, gradient_scale, one)
         return scaled_product(x8, rows, forward, one, torch.bfloat16, fast=True)
 
     @staticmethod
     def backward(ctx, dy):
-        x_columns, columns, backward, gradient, gradient_scale, one = ctx.saved_tensors
+        kept, columns, scale, backward, gradient, gradient_scale, one = ctx.saved_tensors
         if ctx.bound == "norm":
+            x_columns = kept
             dy8, dy_columns = quantize(dy, gradient_scale, E5M2)
         else:  # what follows goes into the stream: the compiler fuses the rounding into the next norm's backward
+            _, x_columns = quantize(kept, scale, E4M3)
             dy8 = to_fp8(dy, gradient_scale, E5M2)
             dy_columns = transpose(dy8)
         dx = scaled_product(dy8, columns, backward, one, torch.bfloat16, fast=True)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model import captured
-from model.captured import Workspace, quantized_matrices
-from model.decode import prefill
+from model.decoding import captured
+from model.decoding.captured import Workspace, quantized_matrices
+from model.decoding.steps import prefill
 from model.engine import Engine, Sampling
 from model.gpt import GPT
 from tests.small_gpt import small_gpt
@@ -163,7 +163,7 @@ def test_a_seed_gives_the_same_text_and_another_another() -> None:
 
 def test_draws_follow_the_distribution() -> None:
     """Total variation over 8,192 draws from 512 tokens: about 0.08 by chance."""
-    from model.device_step import State
+    from model.decoding.device_step import State
 
     logits = 2 * torch.randn(1, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
     rows = 8192
@@ -261,7 +261,7 @@ def test_kernels_that_are_wrong_here_are_replaced_with_one_warning(monkeypatch) 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("head_dim", [None, 128])
 def test_cuts_are_powers_of_two_and_fit_into_registers(inputs: int, itemsize: int, head_dim: int | None) -> None:
-    from model.device_step import power_of_two, tile
+    from model.decoding.device_step import power_of_two, tile
 
     cut = tile(inputs, itemsize, head_dim)
     assert all(size == power_of_two(size) for size in (cut.rows, cut.block, cut.warps))
@@ -271,6 +271,6 @@ def test_cuts_are_powers_of_two_and_fit_into_registers(inputs: int, itemsize: in
 
 @pytest.mark.parametrize(("heads", "programs"), [(1, 4), (10, 4), (40, 2), (66, 2), (67, 1), (132, 1), (2560, 1)])
 def test_older_keys_are_split_while_the_device_has_room(heads: int, programs: int) -> None:
-    from model.device_step import splits
+    from model.decoding.device_step import splits
 
     assert splits(heads) == programs

@@ -1,5 +1,6 @@
 """AdamW (arXiv 1711.05101) without decay, for embeddings, head and scalars, as one pure function on flat tensors."""
 
+import torch
 from torch import Tensor
 
 BETAS = (0.8, 0.95)
@@ -25,7 +26,10 @@ def adamw_step(
     tensors.
     """
     gradients = gradients * gradient_scale
-    mean.lerp_(gradients, 1 - BETAS[0])
-    square.lerp_(gradients.square(), 1 - BETAS[1])
-    denominator = (square / corrections[1]).sqrt() + epsilon
-    weights.sub_(rate * (mean / corrections[0]) / denominator)
+    # Computed in float32 also where they are kept in bf16.
+    new_mean = torch.lerp(mean.float(), gradients, 1 - BETAS[0])
+    new_square = torch.lerp(square.float(), gradients.square(), 1 - BETAS[1])
+    mean.copy_(new_mean)
+    square.copy_(new_square)
+    denominator = (new_square / corrections[1]).sqrt() + epsilon
+    weights.sub_(rate * (new_mean / corrections[0]) / denominator)

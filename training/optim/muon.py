@@ -54,8 +54,9 @@ def muon_step(
     on the gradients are scalar tensors, so that a compiled step is not compiled again as they change.
     """
     gradients = gradients * gradient_scale
-    velocity.lerp_(gradients, 1 - momentum)
-    update = orthogonalize(gradients.lerp(velocity, momentum), dtype).float()  # Nesterov
+    smoothed = torch.lerp(velocity.float(), gradients, 1 - momentum)  # float32 also where velocity is kept in bf16
+    velocity.copy_(smoothed)
+    update = orthogonalize(torch.lerp(gradients, smoothed, momentum), dtype).float()  # Nesterov
     # NorMuon: even out the rows' (or columns') sizes, then restore the update's norm.
     across = -1 if variance.shape[-1] == 1 else -2
     square = update.square().mean(dim=across, keepdim=True)

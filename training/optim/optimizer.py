@@ -87,10 +87,20 @@ class Optimizer:
     """Muon for the matrices of the blocks, AdamW for the rest, state sharded across ranks."""
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, ranks: Ranks, dtype: torch.dtype, compiled: bool = False
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        ranks: Ranks,
+        dtype: torch.dtype,
+        compiled: bool = False,
+        state_dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`dtype` is what Muon orthogonalises in: bf16, or float32 where runs must agree to the last digits."""
-        self.config, self.ranks, self.dtype = config, ranks, dtype
+        """`dtype` is what Muon orthogonalises in: bf16, or float32 where runs must agree to the last digits.
+
+        `state_dtype` is what the large states are kept in: Muon's velocity, and AdamW's of the embedding tables. Their
+        averages forget within some twenty updates, so what bf16 rounds off does not add up.
+        """
+        self.config, self.ranks, self.dtype, self.state_dtype = config, ranks, dtype, state_dtype
         self.groups = groups_of(model, config)
         self.steps = 0
         self._muon: Callable[..., Tensor] = torch.compile(muon_step, dynamic=False) if compiled else muon_step
@@ -103,12 +113,14 @@ class Optimizer:
         first = group.pieces[0]
         device = first.parameter.device
         if group.kind == "adamw":
-            group.state = {key: torch.zeros(stop - start, device=device) for key in ("mean", "square")}
+            table = group.name.startswith(("embedding", "value_embeddings"))
+            dtype = self.state_dtype if table else torch.float32
+            group.state = {key: torch.zeros(stop - start, device=device, dtype=dtype) for key in ("mean", "square")}
             return
         rows, columns = first.of(first.parameter).shape
         along = (rows, 1) if rows >= columns else (1, columns)
         group.state = {
-            "velocity": torch.zeros(stop - start, rows, columns, device=device),
+            "velocity": torch.zeros(stop - start, rows, columns, device=device, dtype=self.state_dtype),
             "variance": torch.zeros(stop - start, *along, device=device),
         }
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from config.errors import UserError
-from model import captured
-from model.decode import EagerSteps, Lean
+from model.decoding import captured
+from model.decoding.steps import EagerSteps, Lean
 from model.engine import Engine, Sampling
 from model.linear import Format
 from tests.small_gpt import small_gpt
@@ -163,7 +163,7 @@ def test_kernels_that_do_not_import_are_replaced_with_one_warning(monkeypatch) -
     expected = engine.generate([[1, 2, 3]], GREEDY)
     monkeypatch.setattr(captured, "refuses", lambda _model, fp8=False: None)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
-    monkeypatch.setitem(sys.modules, "model.device_step", None)
+    monkeypatch.setitem(sys.modules, "model.decoding.device_step", None)
     with pytest.warns(UserWarning, match="fails on this device: .*PyTorch's serve, slower"):
         assert engine.generate([[1, 2, 3]], GREEDY) == expected
     with warnings.catch_warnings():

@@ -195,7 +195,7 @@ def test_queries_keys_and_values_are_three_matrices() -> None:
             scalar(CONFIG.learning_rate),
             scalar(momentum(0, CONFIG)),
             scalar(CONFIG.weight_decay),
-                scalar(1),
+            scalar(1),
             torch.float32,
         )[0]
         torch.testing.assert_close(fused.detach()[start:stop], expected, atol=1e-6, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Generation on a GPU: steps of our own kernels (model.device_step), recorded in CUDA graphs and replayed.
+"""Generation on a GPU: steps of our own kernels (model.decoding.device_step), recorded in CUDA graphs and replayed.
 
 What was drawn stays on the device and feeds the next step; the host reads it one step late. A graph holds fixed
 addresses, so every call takes a workspace (cache, buffers and graphs) for itself and gives it back for the next.
@@ -17,12 +17,12 @@ from torch import Tensor
 from config.errors import UserError
 from model.attention.protocol import one_line
 from model.config import round_up
-from model.decode import is_plain, prefill
+from model.decoding.sampling import Sampling, truncate
+from model.decoding.steps import is_plain, prefill
 from model.gpt import GPT
-from model.sampling import Sampling, truncate
 
 if TYPE_CHECKING:
-    from model.device_step import Step
+    from model.decoding.device_step import Step
 
 SLOT_MULTIPLE = 512  # of a batch's cache, so that the next batch fits into it
 KEPT = 2  # workspaces kept for later calls
@@ -50,7 +50,7 @@ class Workspace:
     """A state with its steps, one for each number of rows that a batch shrinks to, each recorded at its first use."""
 
     def __init__(self, model: GPT, rows: int, slots: int, quantized: dict[int, tuple[Tensor, Tensor]] | None) -> None:
-        from model.device_step import State
+        from model.decoding.device_step import State
 
         self.state = State(model, rows, slots)
         self.addresses = addresses(model)
@@ -65,7 +65,7 @@ class Workspace:
         if rows in self.graphs:
             self.graphs[rows][1].replay()
             return
-        from model.device_step import Step
+        from model.decoding.device_step import Step
 
         step = Step(self.state, rows, self.overlap, self.quantized)
         step.run()  # compiles and loads the kernels, which no capture may do, and is this step
@@ -105,7 +105,7 @@ def side_stream(_device: int) -> torch.cuda.Stream:
 
 
 class CapturedSteps:
-    """Steps on a workspace; see model.decode.Steps."""
+    """Steps on a workspace; see model.decoding.steps.Steps."""
 
     ahead = True
 
@@ -255,7 +255,7 @@ def refuses(model: GPT, fp8: bool = False) -> str | None:
 
 def quantized_matrices(model: GPT) -> dict[int, tuple[Tensor, Tensor]]:
     """By address, all matrices in E4M3 and their rows' scales."""
-    from model.device_step import quantized_rows
+    from model.decoding.device_step import quantized_rows
 
     linears = [
         linear
@@ -268,7 +268,7 @@ def quantized_matrices(model: GPT) -> dict[int, tuple[Tensor, Tensor]]:
 def unimportable() -> str | None:
     """Why the kernels can't be imported, as text: Triton absent, or broken; or None."""
     try:
-        import model.device_step  # noqa: F401
+        import model.decoding.device_step  # noqa: F401
     except Exception as error:
         return f"fails on this device: {one_line(error)}"
     return None

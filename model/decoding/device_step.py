@@ -1,4 +1,4 @@
-"""One decode step of a plain GPT on a GPU: which kernels run, on what, in which order. model.captured records it.
+"""One decode step of a plain GPT on a GPU: which kernels run, on what, in which order; `captured` records it.
 
 A single row goes through kernels of our own from end to end, five a layer. More rows go through cuBLAS, with small
 kernels between the products. Nothing here waits for the device or allocates while a step runs.
@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from model.cache import KVCache
-from model.decode import value_weights
+from model.decoding import device_kernels as kernels
+from model.decoding.steps import value_weights
 from model.gpt import GPT
-from model.kernels import decode as kernels
 
 WEIGHT_BYTES = 384  # of the matrix that a thread holds while it waits for its input
 LONGEST_WARP_ROW = 4096  # bytes of a matrix row that one warp reads alone

@@ -1,6 +1,6 @@
 """The work between two tokens: what the engine asks of it, and how it is done with PyTorch's own operators.
 
-On a GPU, model.captured does the same with kernels of its own in a CUDA graph.
+On a GPU, model.decoding.captured does the same with kernels of its own in a CUDA graph.
 """
 
 from typing import NamedTuple, Protocol
@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model.cache import KVCache
+from model.decoding.sampling import Sampling, sample
 from model.gpt import EPSILON, GPT
 from model.linear import formatted
-from model.sampling import Sampling, sample
 
 
 class Steps(Protocol):
