@@ -31,13 +31,17 @@ def _flipped(m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _quantize(x, scale, rows, columns, m, n, LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _quantize(
+    x, scale, rows, columns, m, n,
+    BOTH: tl.constexpr, LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     base, at, inside = _tile(m, n, ROWS, COLUMNS)
     flipped_base, flipped, inside_flipped = _flipped(m, n, ROWS, COLUMNS)
     value = tl.load(x + base + at, mask=inside, other=0.0).to(tl.float32) * tl.load(scale)
     value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST).to(rows.dtype.element_ty)
     tl.store(rows + base + at, value, mask=inside)
-    tl.store(columns + flipped_base + flipped, tl.trans(value.to(tl.uint8, bitcast=True)), mask=inside_flipped)
+    if BOTH:
+        tl.store(columns + flipped_base + flipped, tl.trans(value.to(tl.uint8, bitcast=True)), mask=inside_flipped)
 
 
 @triton.jit
@@ -68,9 +72,16 @@ def _grid(x: Tensor) -> tuple[int, int]:
 
 
 def launch(x: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, largest: float) -> None:
-    """Fill rows (M, N) and columns (N, M); see model.kernels.quantize.quantize."""
-    columns = columns.view(torch.uint8)
-    _quantize[_grid(x)](x, scale, rows, columns, *x.shape, largest, ROWS, COLUMNS, num_warps=WARPS)
+    """Fill rows (M, N) and columns (N, M); see model.kernels.quantize.quantize.
+
+    In one kernel where tiles are whole and Triton transposes them as bf16, while it loads them. What it transposes once
+    rounded came out wrong on an H200 (Triton 3.6), so all else is transposed by a kernel that does nothing besides.
+    """
+    both = x.dtype == torch.bfloat16 and x.shape[0] % ROWS == 0 and x.shape[1] % COLUMNS == 0
+    flipped = columns.view(torch.uint8)
+    _quantize[_grid(x)](x, scale, rows, flipped, *x.shape, both, largest, ROWS, COLUMNS, num_warps=WARPS)
+    if not both:
+        launch_transpose(rows.view(torch.uint8), flipped)
 
 
 def launch_relu2_backward(
@@ -85,7 +96,7 @@ def launch_relu2_backward(
 ) -> None:
     """Fill rows (M, N), columns and a_columns (N, M); see model.kernels.quantize.relu2_backward.
 
-    Two kernels: of two transpositions in one, the first came out wrong on an H200 (Triton 3.6), barrier or not.
+    Two kernels, for the reason that `launch` gives.
     """
     _quantize_relu2_backward[_grid(a8)](
         gradient, a8, unscale, gradient_scale, rows, a_columns.view(torch.uint8), *a8.shape, largest,
