@@ -56,7 +56,7 @@ def fp8(
         logits = scaled_product(x8, rows8, forward, one, torch.bfloat16, fast=True)
         d_logits = torch.empty_like(logits, dtype=E5M2)
         cross_entropy_(logits, targets[rows], losses[rows], softcap, d_logits, GRADIENT_SCALE)
-        d_hidden[rows] = scaled_product(d_logits, columns8, backward, one, torch.bfloat16, fast=True)
+        d_hidden[rows] = scaled_product(d_logits, columns8, backward, one, torch.bfloat16, fast=False)
         d_weight += scaled_product(transpose(d_logits), x_columns, gradient, one, torch.float32, fast=False)
     return losses.sum(), d_hidden, d_weight
 

@@ -43,8 +43,9 @@ def power_of_two_below(value: Tensor) -> Tensor:
 def scaled_product(a: Tensor, b: Tensor, unscale: Tensor, one: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
     """a (M, K) and b (N, K), both fp8 and contiguous -> a bᵀ × unscale (M, N) in `dtype`; `one` is 1, on the device.
 
-    `fast` sums without leaving the matrix unit, with about 14 bits: enough for activations, not for what is summed
-    over all tokens. Off a GPU the same product of the same numbers, in float32.
+    `fast` sums without leaving the matrix unit, with about 14 bits: enough for activations, not for gradients. Summed
+    over a vocabulary, say, the many small probabilities would vanish beside the one target. Off a GPU the same product
+    of the same numbers, in float32.
     """
     if a.is_cuda:
         return torch._scaled_mm(a, b.mT, scale_a=unscale, scale_b=one, out_dtype=dtype, use_fast_accum=fast)
@@ -74,7 +75,7 @@ class _Product(torch.autograd.Function):
             _, x_columns = quantize(kept, scale, E4M3)
             dy8 = to_fp8(dy, gradient_scale, E5M2)
             dy_columns = transpose(dy8)
-        dx = scaled_product(dy8, columns, backward, one, torch.bfloat16, fast=True)
+        dx = scaled_product(dy8, columns, backward, one, torch.bfloat16, fast=False)
         dw = scaled_product(dy_columns, x_columns, gradient, one, torch.float32, fast=False)
         return dx, dw, None, None, None, None
 
@@ -160,11 +161,11 @@ class _Mlp(torch.autograd.Function):
         x_columns, a8, unscale, up_columns, down_columns, *scales = ctx.saved_tensors
         up_backward, up_gradient, gradient_scale, one, down_backward, down_gradient, *_ = scales
         dy8 = to_fp8(dy, gradient_scale, E5M2)
-        da = scaled_product(dy8, down_columns, down_backward, one, torch.bfloat16, fast=True)
+        da = scaled_product(dy8, down_columns, down_backward, one, torch.bfloat16, fast=False)
         dh8, dh_columns, a_columns = relu2_backward(da, a8, unscale, gradient_scale)
         d_down = scaled_product(transpose(dy8), a_columns, down_gradient, one, torch.float32, fast=False)
         d_up = scaled_product(dh_columns, x_columns, up_gradient, one, torch.float32, fast=False)
-        dx = scaled_product(dh8, up_columns, up_backward, one, torch.bfloat16, fast=True)
+        dx = scaled_product(dh8, up_columns, up_backward, one, torch.bfloat16, fast=False)
         return dx, d_up, d_down, None, None
 
 
