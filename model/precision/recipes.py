@@ -14,7 +14,8 @@ from model.kernels import mlp
 from model.linear import Embedding, Format, Linear, refresh
 from model.precision import te
 from model.precision.bf16 import Bf16, Bf16Mlp, Bf16Rows
-from model.precision.fp8 import Fp8, Fp8Mlp
+from model.precision.fp8 import Fp8
+from model.precision.fp8_mlp import Fp8Mlp
 from model.precision.measure import Choices, key, where_fp8_pays
 from model.precision.nvfp4 import Nvfp4
 

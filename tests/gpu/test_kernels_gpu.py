@@ -14,7 +14,8 @@ from model.kernels.rotary import rotary, rotary_backward
 from model.linear import Linear
 from model.objective import fused
 from model.precision.bf16 import Bf16
-from model.precision.fp8 import Fp8, Fp8Mlp
+from model.precision.fp8 import Fp8
+from model.precision.fp8_mlp import Fp8Mlp
 from tests.small_gpt import small_config
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from model.gpt import MLP, norm
 from model.linear import Linear
-from model.precision.fp8 import E4M3, LARGEST, Fp8, Fp8Mlp, power_of_two_below
+from model.precision.fp8 import E4M3, LARGEST, Fp8, power_of_two_below
+from model.precision.fp8_mlp import Fp8Mlp
 from tests.small_gpt import small_config
 
 
