@@ -93,6 +93,7 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         self.qkv = Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_dim)
         self.out = Linear(self.heads * self.head_dim, config.width)
+        self.fused: nn.Module | None = None  # a recipe's way from x to queries, keys and values, when training
         gate_channels = min(GATE_CHANNELS, config.width)
         self.gate = Linear(gate_channels, self.kv_heads) if layer in config.value_layers else None
 
@@ -101,8 +102,11 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, T, C) normed; value (B, T, H_kv × D) from the value embedding, or None."""
         batch, length, _ = x.shape
-        qkv = self.qkv(x).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
-        q, k, v = queries_keys_values(qkv, rotary, self.heads)
+        if self.fused is not None and torch.is_grad_enabled():
+            q, k, v = self.fused(x, self.qkv, *(table[:, 0] for table in rotary), self.heads)
+        else:
+            qkv = self.qkv(x).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
+            q, k, v = queries_keys_values(qkv, rotary, self.heads)
         if value is not None and self.gate is not None:
             gate = 2 * torch.sigmoid(self.gate(x[..., : self.gate.shape[1]]))  # 1 at the start: the gate is zero
             v = v + gate.unsqueeze(-1) * value.view(batch, length, self.kv_heads, self.head_dim)

@@ -20,7 +20,8 @@ def to_fp8(x: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("tandem::quantize", mutates_args=())
 def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x (M, N), contiguous, in bf16 or float32; scale () float32 -> x × scale in fp8, (M, N) and (N, M)."""
+    """x (M, N), contiguous, in bf16, or float32 that is rounded to it first; scale () float32 ->
+    x × scale in fp8, (M, N) and (N, M)."""
     rows, columns = _rows(x, dtype), _columns(x, dtype)
     quantize_into(x, scale, rows, columns)
     return rows, columns
@@ -34,7 +35,7 @@ def _(x, scale, dtype):
 def quantize_into(x: Tensor, scale: Tensor, rows: Tensor, columns: Tensor) -> None:
     """The same into given tensors; not for compiled code."""
     if not x.is_cuda:
-        rows.copy_(to_fp8(x, scale, rows.dtype))
+        rows.copy_(to_fp8(x.bfloat16(), scale, rows.dtype))
         columns.copy_(rows.mT)
         return
     from model.kernels.quantize_triton import launch
@@ -54,7 +55,7 @@ def relu2_backward(
     """
     if not gradient.is_cuda:
         slope = 2 * (a8.float() * unscale).sqrt()
-        rows = to_fp8(gradient.float() * slope, gradient_scale, E5M2)
+        rows = to_fp8((gradient.float() * slope).bfloat16(), gradient_scale, E5M2)
         return rows, rows.mT.contiguous(), a8.mT.contiguous()
     from model.kernels.quantize_triton import launch_relu2_backward
 

@@ -1,6 +1,9 @@
 """The kernels behind model.kernels.quantize; imports Triton, so it is imported on a GPU alone.
 
-All go through the matrix in tiles: read along its rows, written along its rows and, transposed, along its columns."""
+All go through the matrix in tiles: read along its rows, written along its rows and, transposed, along its columns.
+Transposed as bf16 first and rounded to 8 bits then: what was rounded in the kernel and transposed after came out wrong
+on an H200 (Triton 3.6), unlike bytes that were loaded so.
+"""
 
 import torch
 import triton
@@ -31,31 +34,36 @@ def _flipped(m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _quantize(
-    x, scale, rows, columns, m, n,
-    BOTH: tl.constexpr, LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
+def _rounded(x, scale, LARGEST: tl.constexpr):
+    return tl.minimum(tl.maximum(x.to(tl.float32) * scale, -LARGEST), LARGEST)
+
+
+@triton.jit
+def _quantize(x, scale, rows, columns, m, n, LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     base, at, inside = _tile(m, n, ROWS, COLUMNS)
     flipped_base, flipped, inside_flipped = _flipped(m, n, ROWS, COLUMNS)
-    value = tl.load(x + base + at, mask=inside, other=0.0).to(tl.float32) * tl.load(scale)
-    value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST).to(rows.dtype.element_ty)
-    tl.store(rows + base + at, value, mask=inside)
-    if BOTH:
-        tl.store(columns + flipped_base + flipped, tl.trans(value.to(tl.uint8, bitcast=True)), mask=inside_flipped)
+    factor = tl.load(scale)
+    value = tl.load(x + base + at, mask=inside, other=0.0).to(tl.bfloat16)
+    tl.store(rows + base + at, _rounded(value, factor, LARGEST).to(rows.dtype.element_ty), mask=inside)
+    value = _rounded(tl.trans(value), factor, LARGEST)
+    tl.store(columns + flipped_base + flipped, value.to(columns.dtype.element_ty), mask=inside_flipped)
 
 
 @triton.jit
 def _quantize_relu2_backward(
-    gradient, a8, unscale, gradient_scale, rows, a_columns, m, n,
+    gradient, a8, unscale, gradient_scale, rows, columns, a_columns, m, n,
     LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     base, at, inside = _tile(m, n, ROWS, COLUMNS)
     flipped_base, flipped, inside_flipped = _flipped(m, n, ROWS, COLUMNS)
+    factor = tl.load(gradient_scale)
     a = tl.load(a8 + base + at, mask=inside, other=0.0)
     slope = 2 * tl.sqrt(a.to(tl.float32) * tl.load(unscale))
-    value = tl.load(gradient + base + at, mask=inside, other=0.0).to(tl.float32) * slope * tl.load(gradient_scale)
-    value = tl.minimum(tl.maximum(value, -LARGEST), LARGEST).to(rows.dtype.element_ty)
-    tl.store(rows + base + at, value, mask=inside)
+    value = tl.load(gradient + base + at, mask=inside, other=0.0).to(tl.float32) * slope
+    value = value.to(tl.bfloat16)
+    tl.store(rows + base + at, _rounded(value, factor, LARGEST).to(rows.dtype.element_ty), mask=inside)
+    value = _rounded(tl.trans(value), factor, LARGEST)
+    tl.store(columns + flipped_base + flipped, value.to(columns.dtype.element_ty), mask=inside_flipped)
     tl.store(a_columns + flipped_base + flipped, tl.trans(a.to(tl.uint8, bitcast=True)), mask=inside_flipped)
 
 
@@ -72,16 +80,8 @@ def _grid(x: Tensor) -> tuple[int, int]:
 
 
 def launch(x: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, largest: float) -> None:
-    """Fill rows (M, N) and columns (N, M); see model.kernels.quantize.quantize.
-
-    In one kernel where tiles are whole and Triton transposes them as bf16, while it loads them. What it transposes once
-    rounded came out wrong on an H200 (Triton 3.6), so all else is transposed by a kernel that does nothing besides.
-    """
-    both = x.dtype == torch.bfloat16 and x.shape[0] % ROWS == 0 and x.shape[1] % COLUMNS == 0
-    flipped = columns.view(torch.uint8)
-    _quantize[_grid(x)](x, scale, rows, flipped, *x.shape, both, largest, ROWS, COLUMNS, num_warps=WARPS)
-    if not both:
-        launch_transpose(rows.view(torch.uint8), flipped)
+    """Fill rows (M, N) and columns (N, M); see model.kernels.quantize.quantize."""
+    _quantize[_grid(x)](x, scale, rows, columns, *x.shape, largest, ROWS, COLUMNS, num_warps=WARPS)
 
 
 def launch_relu2_backward(
@@ -94,15 +94,11 @@ def launch_relu2_backward(
     a_columns: Tensor,
     largest: float,
 ) -> None:
-    """Fill rows (M, N), columns and a_columns (N, M); see model.kernels.quantize.relu2_backward.
-
-    Two kernels, for the reason that `launch` gives.
-    """
+    """Fill rows (M, N), columns and a_columns (N, M); see model.kernels.quantize.relu2_backward."""
     _quantize_relu2_backward[_grid(a8)](
-        gradient, a8, unscale, gradient_scale, rows, a_columns.view(torch.uint8), *a8.shape, largest,
+        gradient, a8, unscale, gradient_scale, rows, columns, a_columns.view(torch.uint8), *a8.shape, largest,
         ROWS, COLUMNS, num_warps=WARPS,
     )  # fmt: skip
-    launch_transpose(rows.view(torch.uint8), columns.view(torch.uint8))
 
 
 def launch_transpose(x: Tensor, out: Tensor) -> None:

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 TOKENS, WARPS = 32, 4
+TOKENS_FP8, WARPS_FP8 = 64, 8  # transposed, rows of 64 bytes: two whole sectors
 
 
 @triton.jit
@@ -46,10 +47,11 @@ def _forward(
 
 
 @triton.jit
-def _backward(
-    dq, dk, dv, q, k, inverse, cos, sin, out, tokens, length, H: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr,
+def _gradient(
+    dq, dk, dv, q, k, inverse, cos, sin, tokens, length, H: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr,
     TOKENS: tl.constexpr,
 ):  # fmt: skip
+    """The gradient by this program's head of some tokens, in halves (TOKENS, HALF), float32."""
     head = tl.program_id(0)
     start = tl.program_id(1) * TOKENS
     token = tl.arange(0, TOKENS)
@@ -57,11 +59,10 @@ def _backward(
     inside = (start + token < tokens)[:, None]
     D: tl.constexpr = 2 * HALF
     first_token = start.to(tl.int64)
-    target = out + (first_token * (H + 2 * KV) + head) * D + token[:, None] * ((H + 2 * KV) * D) + at[None, :]
     if head >= H + KV:
         source = dv + (first_token * KV + head - H - KV) * D + token[:, None] * (KV * D) + at[None, :]
-        tl.store(target, tl.load(source, mask=inside, other=0.0), mask=inside)
-        tl.store(target + HALF, tl.load(source + HALF, mask=inside, other=0.0), mask=inside)
+        first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(source + HALF, mask=inside, other=0.0).to(tl.float32)
     else:
         if head < H:
             base = (first_token * H + head) * D
@@ -83,8 +84,55 @@ def _backward(
         angle = ((start + token) % length)[:, None] * HALF + at[None, :]
         c = tl.load(cos + angle, mask=inside, other=0.0)
         s = tl.load(sin + angle, mask=inside, other=0.0)
-        tl.store(target, (g1 * c + g2 * s).to(out.dtype.element_ty), mask=inside)
-        tl.store(target + HALF, (g2 * c - g1 * s).to(out.dtype.element_ty), mask=inside)
+        first = g1 * c + g2 * s
+        second = g2 * c - g1 * s
+    return first, second
+
+
+@triton.jit
+def _backward(
+    dq, dk, dv, q, k, inverse, cos, sin, out, tokens, length, H: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr,
+    TOKENS: tl.constexpr,
+):  # fmt: skip
+    first, second = _gradient(dq, dk, dv, q, k, inverse, cos, sin, tokens, length, H, KV, HALF, TOKENS)
+    start = tl.program_id(1) * TOKENS
+    token = tl.arange(0, TOKENS)[:, None]
+    WIDTH: tl.constexpr = (H + 2 * KV) * 2 * HALF
+    base = start.to(tl.int64) * WIDTH + tl.program_id(0) * 2 * HALF
+    target = out + base + token * WIDTH + tl.arange(0, HALF)[None, :]
+    tl.store(target, first.to(out.dtype.element_ty), mask=start + token < tokens)
+    tl.store(target + HALF, second.to(out.dtype.element_ty), mask=start + token < tokens)
+
+
+@triton.jit
+def _rounded(x, scale, LARGEST: tl.constexpr):
+    return tl.minimum(tl.maximum(x.to(tl.float32) * scale, -LARGEST), LARGEST)
+
+
+@triton.jit
+def _backward_fp8(
+    dq, dk, dv, q, k, inverse, cos, sin, gradient_scale, rows, columns, tokens, length,
+    H: tl.constexpr, KV: tl.constexpr, HALF: tl.constexpr, LARGEST: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    first, second = _gradient(dq, dk, dv, q, k, inverse, cos, sin, tokens, length, H, KV, HALF, TOKENS)
+    # Through bf16, as the gradient would be without this kernel, and transposed as bf16: see quantize_triton.
+    first = first.to(tl.bfloat16)
+    second = second.to(tl.bfloat16)
+    scale = tl.load(gradient_scale)
+    start = tl.program_id(1) * TOKENS
+    at = tl.program_id(0) * 2 * HALF
+    i = tl.arange(0, TOKENS)
+    j = tl.arange(0, HALF)
+    WIDTH: tl.constexpr = (H + 2 * KV) * 2 * HALF
+    target = rows + start.to(tl.int64) * WIDTH + at + i[:, None] * WIDTH + j[None, :]
+    inside = (start + i < tokens)[:, None]
+    tl.store(target, _rounded(first, scale, LARGEST).to(rows.dtype.element_ty), mask=inside)
+    tl.store(target + HALF, _rounded(second, scale, LARGEST).to(rows.dtype.element_ty), mask=inside)
+    flipped = columns + at.to(tl.int64) * tokens + start + j[:, None] * tokens + i[None, :]
+    inside = (start + i < tokens)[None, :]
+    tl.store(flipped, _rounded(tl.trans(first), scale, LARGEST).to(columns.dtype.element_ty), mask=inside)
+    flipped += HALF * tokens
+    tl.store(flipped, _rounded(tl.trans(second), scale, LARGEST).to(columns.dtype.element_ty), mask=inside)
 
 
 def launch_forward(
@@ -110,3 +158,28 @@ def launch_backward(
     _backward[grid](
         dq, dk, dv, q, k, inverse, cos, sin, out, tokens, length, heads, kv_heads, dim // 2, TOKENS, num_warps=WARPS
     )
+
+
+def launch_backward_fp8(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    q: Tensor,
+    k: Tensor,
+    inverse: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    gradient_scale: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    largest: float,
+) -> None:
+    """Fill rows (N, K) and columns (K, N); see model.kernels.rotary.rotary_backward_fp8."""
+    batch, length, heads, dim = q.shape
+    kv_heads, tokens = k.shape[2], batch * length
+    grid = (heads + 2 * kv_heads, triton.cdiv(tokens, TOKENS_FP8))
+    dq, dk, dv = dq.contiguous(), dk.contiguous(), dv.contiguous()
+    _backward_fp8[grid](
+        dq, dk, dv, q, k, inverse, cos, sin, gradient_scale, rows, columns, tokens, length, heads, kv_heads, dim // 2,
+        largest, TOKENS_FP8, num_warps=WARPS_FP8,
+    )  # fmt: skip

@@ -16,6 +16,7 @@ from model.precision import te
 from model.precision.bf16 import Bf16, Bf16Mlp, Bf16Rows
 from model.precision.fp8 import Fp8
 from model.precision.fp8_mlp import Fp8Mlp
+from model.precision.fp8_qkv import Fp8Projection
 from model.precision.measure import Choices, key, where_fp8_pays
 from model.precision.nvfp4 import Nvfp4
 
@@ -76,7 +77,7 @@ class Recipe:
         return FORMATS[self.name](linear, name, model)
 
     def _fuse(self, model: GPT) -> list[str]:
-        """Have MLPs do both products and what lies between them at once, where their formats allow it."""
+        """Have products do what lies beside them as well, where their formats allow it."""
         remarks: list[str] = []
         if self.device.type != "cuda":
             return remarks
@@ -84,7 +85,10 @@ class Recipe:
         kinds = [{type(linear.format) for linear in (block.mlp.up, block.mlp.down)} for block in model.blocks]
         if {Bf16} in kinds and (refusal := mlp.refuses(self.device)) is not None:
             remarks.append(refusal)
+        power_of_two = model.config.head_dim & (model.config.head_dim - 1) == 0
         for block, kind in zip(model.blocks, kinds, strict=True):
+            if isinstance(block.attention.qkv.format, Fp8) and power_of_two:
+                block.attention.fused = Fp8Projection()
             if kind == {Fp8}:
                 block.mlp.fused = Fp8Mlp()
             elif kind == {Bf16}:

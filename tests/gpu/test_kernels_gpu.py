@@ -10,7 +10,7 @@ from model.kernels import mlp
 from model.kernels.head_loss import CHUNK_ROWS
 from model.kernels.quantize import E4M3, E5M2, quantize, relu2_backward, to_fp8, transpose
 from model.kernels.relu2 import relu2_backward as relu2_backward_bf16
-from model.kernels.rotary import rotary, rotary_backward
+from model.kernels.rotary import rotary, rotary_backward, rotary_backward_fp8
 from model.linear import Linear
 from model.objective import fused
 from model.precision.bf16 import Bf16
@@ -39,7 +39,7 @@ def same_bytes(found: Tensor, expected: Tensor) -> bool:
 def test_quantize_and_transpose_to_the_byte(shape: tuple[int, int], dtype: torch.dtype) -> None:
     for x in (random(*shape), random(*shape, dtype=torch.float32)):
         rows, columns = quantize(x, torch.tensor(4.0, device=GPU), dtype)
-        assert same_bytes(rows, to_fp8(x.cpu(), 4.0, dtype))
+        assert same_bytes(rows, to_fp8(x.cpu().bfloat16(), 4.0, dtype))
         assert same_bytes(columns, rows.cpu().view(torch.uint8).mT)
     bytes_ = torch.randint(0, 256, shape, device=GPU, dtype=torch.uint8)
     assert torch.equal(transpose(bytes_), bytes_.mT)
@@ -73,6 +73,10 @@ def test_rotary(heads: int, kv_heads: int, dim: int) -> None:
     found = rotary_backward(*gradients, on_gpu[0], on_gpu[1], on_gpu[3], cos.cuda(), sin.cuda())
     expected = rotary_backward(*(x.cpu() for x in gradients), on_cpu[0], on_cpu[1], on_cpu[3], cos, sin)
     assert relative(found, expected) < 2e-3
+    scale = torch.tensor(4.0, device=GPU)
+    rows, columns = rotary_backward_fp8(*gradients, *on_gpu[:2], on_gpu[3], cos.cuda(), sin.cuda(), scale)
+    assert relative(rows.float() / 4, found.view(rows.shape)) < 0.06  # what E5M2 rounds off
+    assert same_bytes(columns, rows.cpu().view(torch.uint8).mT)
 
 
 def head(vocab: int, width: int, precision: str) -> Linear:

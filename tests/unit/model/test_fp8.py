@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from model.gpt import MLP, norm
+from model.gpt import MLP, norm, queries_keys_values, rotary_tables
 from model.linear import Linear
 from model.precision.fp8 import E4M3, LARGEST, Fp8, power_of_two_below
 from model.precision.fp8_mlp import Fp8Mlp
+from model.precision.fp8_qkv import Fp8Projection
 from tests.small_gpt import small_config
 
 
@@ -82,6 +83,26 @@ def test_no_norm_exceeds_its_bound() -> None:
         assert norm(spike).amax() * Fp8(layer.weight, "norm").input <= LARGEST[E4M3]
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2)])
+def test_the_projection_is_the_product_and_what_follows(heads: int, kv_heads: int) -> None:
+    layer = linear((heads + 2 * kv_heads) * 16, 64, "norm")
+    x = norm(random(2, 10, 64)).bfloat16()
+    cos, sin = rotary_tables(10, 16, 100.0)
+    results = []
+    for fused in (True, False):
+        leaf = x.clone().requires_grad_()
+        layer.zero_grad()
+        if fused:
+            out = Fp8Projection()(leaf, layer, cos, sin, heads)
+        else:
+            qkv = layer(leaf).view(2, 10, heads + 2 * kv_heads, 16)
+            out = queries_keys_values(qkv, (cos[:, None], sin[:, None]), heads)
+        sum((y.float() * random(*y.shape, seed=at)).sum() * 1e-3 for at, y in enumerate(out)).backward()
+        results.append((*out, leaf.grad, layer.weight.grad.clone()))
+    for ours, theirs in zip(*results, strict=True):
+        assert relative(ours, theirs) < 0.03  # the gradient is rounded once in bf16 on one of the ways
+
+
 def mlp() -> MLP:
     block = MLP(small_config(width=64, mlp_width=256))
     with torch.no_grad():
@@ -103,7 +124,8 @@ def test_an_mlp_in_fp8_is_close_to_float32s() -> None:
     found, expected = block(ours), exact(theirs)
     found.backward(gradient.bfloat16())
     expected.backward(gradient)
-    assert relative(found, expected) < 0.06
+    # h errs by 3.7 %, which the square doubles; two more roundings and a sum of squares of all that make about 6 %.
+    assert 0.03 < relative(found, expected) < 0.07
     assert relative(ours.grad, theirs.grad) < 0.1
     for name in ("up", "down"):
         assert relative(getattr(block, name).weight.grad, getattr(exact, name).weight.grad) < 0.1

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from model.gpt import norm, rotary_tables, rotate
 from model.kernels.quantize import E4M3, E5M2, LARGEST, quantize, relu2_backward, to_fp8, transpose
-from model.kernels.rotary import rotary
+from model.kernels.rotary import rotary, rotary_backward, rotary_backward_fp8
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -76,3 +76,13 @@ def test_the_derivative_of_relu_squared_is_taken_from_its_rounded_result() -> No
     assert error < 0.07, "E5M2 alone errs by 0.052"
     assert torch.equal(columns.float(), rows.float().mT) and torch.equal(a_columns.float(), a8.float().mT)
     assert (rows.float()[h <= 0] == 0).all()
+
+
+def test_the_rotarys_gradient_in_fp8_is_its_gradient_rounded() -> None:
+    qkv = random(2, 6, 5, 8).bfloat16()
+    cos, sin = rotary_tables(6, 8, 100.0)
+    q, k, v, inverse = rotary(qkv, cos, sin, 3)
+    gradients = [random(*x.shape, seed=at).bfloat16() for at, x in enumerate((q, k, v))]
+    exact = rotary_backward(*gradients, q, k, inverse, cos, sin).view(12, 40)
+    rows, columns = rotary_backward_fp8(*gradients, q, k, inverse, cos, sin, torch.tensor(4.0))
+    assert torch.equal(rows.float(), to_fp8(exact, 4.0, E5M2).float()) and torch.equal(columns.float(), rows.float().mT)
