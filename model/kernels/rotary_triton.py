@@ -174,7 +174,7 @@ def launch_backward_fp8(
     columns: Tensor,
     largest: float,
 ) -> None:
-    """Fill rows (N, K) and columns (K, N); see model.kernels.rotary.rotary_backward_fp8."""
+    """Fill rows (N, K) and columns (K, N); see model.kernels.rotary_fp8."""
     batch, length, heads, dim = q.shape
     kv_heads, tokens = k.shape[2], batch * length
     grid = (heads + 2 * kv_heads, triton.cdiv(tokens, TOKENS_FP8))

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from model.kernels.quantize import E4M3, to_fp8, transpose
-from model.kernels.rotary import rotary, rotary_backward_fp8
+from model.kernels.rotary import rotary
+from model.kernels.rotary_fp8 import rotary_backward_fp8
 from model.linear import Linear
 from model.precision.fp8 import scaled_product
 

@@ -10,7 +10,8 @@ from model.kernels import mlp
 from model.kernels.head_loss import CHUNK_ROWS
 from model.kernels.quantize import E4M3, E5M2, quantize, relu2_backward, to_fp8, transpose
 from model.kernels.relu2 import relu2_backward as relu2_backward_bf16
-from model.kernels.rotary import rotary, rotary_backward, rotary_backward_fp8
+from model.kernels.rotary import rotary, rotary_backward
+from model.kernels.rotary_fp8 import rotary_backward_fp8
 from model.linear import Linear
 from model.objective import fused
 from model.precision.bf16 import Bf16

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from model.gpt import norm, rotary_tables, rotate
 from model.kernels.quantize import E4M3, E5M2, LARGEST, quantize, relu2_backward, to_fp8, transpose
-from model.kernels.rotary import rotary, rotary_backward, rotary_backward_fp8
+from model.kernels.rotary import rotary, rotary_backward
+from model.kernels.rotary_fp8 import rotary_backward_fp8
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
