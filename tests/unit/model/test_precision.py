@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from config.errors import UserError
+from model.kernels import mlp
 from model.linear import refresh
-from model.precision import recipes
-from model.precision.bf16 import Bf16Mlp, Bf16Rows
-from model.precision.recipes import has_native_bf16, resolve
+from model.precision import measure, recipes
+from model.precision.bf16 import Bf16, Bf16Mlp, Bf16Rows
+from model.precision.fp8 import Fp8
+from model.precision.nvfp4 import Nvfp4
+from model.precision.recipes import Recipe, has_native_bf16, resolve
 from tests.small_gpt import small_gpt
 
 CPU = torch.device("cpu")
@@ -108,3 +111,47 @@ def test_an_mlp_in_bf16_has_the_gradients_of_its_parts() -> None:
         block.zero_grad()
     for ours, theirs in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_fp8_stays_away_from_shapes_where_it_lost(monkeypatch) -> None:
+    """The smallest products lose, by what was measured; the choice is by shape, and can be taken up again."""
+    model = small_gpt(width=256, heads=2, kv_heads=2, mlp_width=1024, vocab_size=256)
+    monkeypatch.setattr(measure, "_fp8_ms", lambda _rows, outputs, inputs, _device: 1.0 + 1e-6 * outputs * inputs)
+    monkeypatch.setattr(measure, "_bf16_ms", lambda _rows, outputs, inputs, _device: 1e-5 * outputs * inputs)
+    recipe = Recipe("fp8", torch.bfloat16, "", CPU)
+    choices = recipe.measure(model, rows=64)
+    assert choices["256x256"] == {"format": "bf16", "fp8_ms": 1.066, "bf16_ms": 0.655}
+    assert choices["768x256"]["format"] == choices["1024x256"]["format"] == "fp8"
+    recipe.apply(model, choices)
+    attention, block = model.blocks[0].attention, model.blocks[0].mlp
+    assert isinstance(attention.out.format, Bf16) and isinstance(attention.qkv.format, Fp8)
+    assert isinstance(block.up.format, Fp8) and block.down.format.bound == "relu2" and attention.qkv.format.bound == "norm"
+    assert isinstance(model.blocks[1].attention.gate.format, Bf16), "too small for 8 bits"
+    assert Recipe("bf16", torch.bfloat16, "", CPU).measure(model, rows=64) == {}
+
+
+def test_four_bits_leave_the_head_and_the_last_layers_alone() -> None:
+    sizes = {"width": 256, "heads": 2, "kv_heads": 2, "mlp_width": 512, "vocab_size": 256}
+    model = small_gpt(layers=6, windows=(8, 8, 8, 32, 8, 32), value_layers=(), **sizes)
+    resolve("nvfp4-emulated", CPU).apply(model)
+    kinds = [isinstance(block.mlp.up.format, Nvfp4) for block in model.blocks]
+    assert kinds == [True] * 5 + [False] and isinstance(model.head.format, Bf16)
+
+
+def test_quacks_products_are_refused_with_the_reason(monkeypatch) -> None:
+    assert "Hopper" in mlp.refuses(CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+    reason = mlp.refuses(torch.device("cuda"))  # no GPU here, and no package: whatever it raises is the reason
+    assert reason.startswith("QuACK's fused products can't be used: ")
+
+
+def test_quacks_products_off_a_gpu_are_the_plain_ones() -> None:
+    x, weight, gradient = torch.randn(6, 8), torch.randn(12, 8), torch.randn(6, 8)
+    h, a = mlp.up(x, weight)
+    leaf = (x @ weight.mT).requires_grad_()
+    y = torch.nn.functional.relu(leaf).square() @ weight
+    y.backward(gradient)
+    torch.testing.assert_close(h, leaf.detach())
+    d_h, again = mlp.down_backward(gradient, weight.mT.contiguous(), h)
+    torch.testing.assert_close(again, a)
+    torch.testing.assert_close(d_h, leaf.grad)
