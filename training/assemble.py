@@ -47,7 +47,7 @@ def assemble(
 ) -> Assembled:
     """Build the model on this rank's device, its weights from `start_from` (a published model) or from the seed.
 
-    `choices` are those of the run that goes on; None measures.
+    `choices` are those of the run that goes on; None has the first rank measure, for all.
 
     Raises UserError when the device can't run what the profile names, or when the published model has another shape.
     """
@@ -78,8 +78,9 @@ def assemble(
         model.load_state_dict(publish.read_weights(start_from, shape))
     model.to(device)
 
-    if choices is None:
-        choices = ranks.agree(recipe.measure(model, stage.micro_batch * shape.context))
+    if ranks.first and choices is None:
+        choices = recipe.measure(model, stage.micro_batch * shape.context)
+    choices = ranks.agree(choices)
     remarks = recipe.apply(model, choices)
 
     def compute(ids: Tensor, targets: Tensor) -> Tensor:
