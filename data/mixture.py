@@ -10,12 +10,13 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from config.errors import UserError
 from data.chat import texts
-from data.config import MIXTURES, DataConfig, Source
+from data.cleaning import clean, is_duplicate
+from data.config import MIXTURES, Cleaning, DataConfig, Source
 from data.conversation import Conversation, Document
 from data.sources import read_source
 
@@ -55,23 +56,32 @@ def place(
     seed: int,
     share: float,
     cache_folder: Path,
-    skipped: list[Counter[str]],
+    counts: list[Counter[str]],
+    cleaning: Cleaning,
 ) -> Iterator[Placed]:
     """Every document of the sources as often as its weight says; those of the validation side at most once a source.
 
     The passes of a weight above 1 follow each other, so that a row seldom holds two copies of one text.
-    `skipped` has a counter for each source; the first pass fills it.
+    `counts` has a counter for each source of what was left out or changed; the first pass fills it. Duplicates are told
+    within a pass and after a weight's choice, so that what stays doesn't depend on the order of the sources.
     """
     passes = math.ceil(max((source.weight for source in sources), default=0))
     for turn in range(passes):
+        seen: set[bytes] = set()
         for position, source in enumerate(sources):
             left = source.weight - turn
             if left <= 0:
                 continue
-            counter = skipped[position] if turn == 0 else Counter()
-            for document in read_source(source, mixture, seed, cache_folder, counter):
+            counter = counts[position] if turn == 0 else Counter()
+            options = source.cleaning or cleaning
+            for raw in read_source(source, mixture, seed, cache_folder, counter):
+                document = clean(raw, options, counter)
+                if document is None:
+                    continue
                 digest = content_hash(document.content)
                 if left < 1 and not _selected(digest, left, seed):
+                    continue
+                if options.drop_duplicates and is_duplicate(digest, seen, counter):
                     continue
                 validation = in_validation(digest, share)
                 if turn == 0 or not validation:
@@ -95,7 +105,8 @@ def sample_texts(config: DataConfig, megabytes: float, cache_folder: Path) -> li
             continue
         once = tuple(_once(source) for source in sources)
         counters = [Counter[str]() for _ in sources]
-        for placed in place(mixture, once, config.seed, config.validation_share, cache_folder, counters):
+        share = config.validation_share
+        for placed in place(mixture, once, config.seed, share, cache_folder, counters, config.cleaning):
             rank = -int.from_bytes(placed.digest, "big")
             if rank in known or (total >= budget and rank < held[0][0]):
                 continue
@@ -119,7 +130,7 @@ def sample_texts(config: DataConfig, megabytes: float, cache_folder: Path) -> li
 
 
 def _once(source: Source) -> Source:
-    return Source(source.path, source.builtin, source.count, min(source.weight, 1.0))
+    return replace(source, weight=min(source.weight, 1.0))
 
 
 def _cut(parts: list[str], budget: int) -> list[str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from config.errors import UserError
 from data.chat import render_batch
+from data.cleaning import CHANGED
 from data.config import DataConfig, Source
 from data.manifest import FORMAT, resolve_folder
 from data.mixture import Placed, place
@@ -73,6 +74,12 @@ def _dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
+def _skipped_and_changed(counts: Counter[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """Documents by the reason why they were left out, and those that stayed by what was found in them."""
+    skipped = {why: count for why, count in sorted(counts.items()) if why not in CHANGED}
+    return skipped, {why: count for why, count in sorted(counts.items()) if why in CHANGED}
+
+
 class _Build:
     """One mixture on its way from sources to files."""
 
@@ -89,7 +96,7 @@ class _Build:
         self._folder, self._cache = folder, work_folder / "datasets"
         self._masked = mixture in MASKED
         self._row_tokens = config.context + 1
-        self._skipped = [Counter[str]() for _ in sources]
+        self._counts = [Counter[str]() for _ in sources]
         self._figures = [Counter[str]() for _ in sources]
 
     def run(self) -> dict[str, Any]:
@@ -99,7 +106,8 @@ class _Build:
             # Every document fell on the validation side: a corpus of a few. Train on all of them.
             splits, validation = self._splits(0.0)
         if not splits:
-            left_out = ", ".join(f"{count} {why}" for why, count in sum(self._skipped, Counter()).items())
+            skipped, _ = _skipped_and_changed(sum(self._counts, Counter()))
+            left_out = ", ".join(f"{count} {why}" for why, count in skipped.items())
             raise UserError(
                 f"data.{self._mixture}: its sources hold no document to train on"
                 f"{f' (left out: {left_out})' if left_out else ''}; give at least one that is not empty"
@@ -118,14 +126,16 @@ class _Build:
             "folder": self._config.shard_folder,
             "splits": splits,
             "sources": [
-                {"source": source.name, "weight": source.weight, **figures, "skipped": dict(sorted(skipped.items()))}
-                for source, figures, skipped in zip(self._sources, self._figures, self._skipped, strict=True)
+                {"source": source.name, "weight": source.weight, **figures, "skipped": skipped, "changed": changed}
+                for source, figures, (skipped, changed) in zip(
+                    self._sources, self._figures, map(_skipped_and_changed, self._counts), strict=True
+                )
             ],
         }
 
     def _splits(self, share: float) -> tuple[dict[str, Any], str]:
         """The figures of both splits; empty, with "all", when no document is left to train on."""
-        for counter in (*self._skipped, *self._figures):
+        for counter in (*self._counts, *self._figures):
             counter.clear()
         validation: dict[bytes, np.ndarray] = {}
         smallest: tuple[bytes, np.ndarray] | None = None
@@ -165,7 +175,8 @@ class _Build:
 
     def _tokenized(self, share: float) -> Iterator[tuple[Placed, np.ndarray]]:
         """Each document with its tokens: (2, n), ids from the document mark on and the loss mask."""
-        documents = place(self._mixture, self._sources, self._config.seed, share, self._cache, self._skipped)
+        counts, cleaning = self._counts, self._config.cleaning
+        documents = place(self._mixture, self._sources, self._config.seed, share, self._cache, counts, cleaning)
         for batch in _batches(documents):
             yield from zip(batch, self._encode(batch), strict=True)
 

@@ -1,4 +1,5 @@
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from config.errors import UserError
-from data.config import DataConfig, Source
+from data.config import Cleaning, DataConfig, Source
 from data.conversation import Part, assistant, user
 from data.mixture import Placed, content_hash, in_validation, place, sample_texts
 
@@ -14,7 +15,8 @@ Configure = Callable[..., DataConfig]
 
 
 def _place(tmp_path: Path, *sources: Source, share: float = 0.1) -> list[Placed]:
-    return list(place("pretrain", sources, 0, share, tmp_path / "cache", [Counter() for _ in sources]))
+    counts = [Counter[str]() for _ in sources]
+    return list(place("pretrain", sources, 0, share, tmp_path / "cache", counts, Cleaning()))
 
 
 def _split(placed: list[Placed]) -> tuple[Counter, Counter]:
@@ -114,3 +116,28 @@ def test_no_text_at_all_is_an_error(tmp_path: Path, configure: Configure) -> Non
     (tmp_path / "a.txt").write_text(" \n")
     with pytest.raises(UserError, match="no text"):
         sample_texts(configure(pretrain=tmp_path / "a.txt"), 1, tmp_path / "cache")
+
+
+def test_duplicates_go_whatever_the_order_of_the_sources(tmp_path: Path) -> None:
+    for name, texts in (("a", "one two three two"), ("b", "two four")):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts.split()))
+    for weights in ((1.0, 1.0), (0.5, 1.0), (2.0, 1.0), (1.5, 0.25)):
+        sources = [Source(path=str(tmp_path / f"{n}.jsonl"), weight=w) for n, w in zip("ab", weights, strict=True)]
+        found = []
+        for order in (sources, sources[::-1]):
+            counts = [Counter[str]() for _ in order]
+            cleaning = Cleaning(drop_duplicates=True)
+            placed = place("pretrain", tuple(order), 0, 0.0, tmp_path / "cache", counts, cleaning)
+            found.append(Counter(entry.document.content for entry in placed))
+        assert found[0] == found[1]
+        assert max(found[0].values()) <= math.ceil(max(weights))
+
+
+def test_a_source_may_have_cleaning_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "x" * n}) + "\n" for n in range(1, 9)))
+    counts = [Counter[str](), Counter[str]()]
+    sources = (Source(path=str(path)), Source(path=str(path), cleaning=Cleaning(max_characters=2)))
+    placed = place("pretrain", sources, 0, 0.0, tmp_path / "cache", counts, Cleaning(min_characters=5))
+    assert Counter(entry.source for entry in placed) == {0: 4, 1: 2}
+    assert counts == [{"too short": 4}, {"too long": 6}]

@@ -2,8 +2,9 @@ from collections import Counter
 
 import pytest
 
+from data.chat_shapes import SHAPES
 from data.conversation import Part, assistant, user
-from data.records import parse, worked_answer
+from data.records import parse
 
 QUESTION = {"role": "user", "content": "q"}
 ANSWER = {"role": "assistant", "content": "a"}
@@ -79,24 +80,20 @@ def test_unknown_shapes_are_errors(record: object) -> None:
         _parse(record)
 
 
-def test_worked_answers() -> None:
-    answer = "She sold 48/2 = <<48/2=24>>24 clips.\nIn all <<48+24=72>>72.\n#### 72"
-    assert worked_answer(answer) == (
-        Part("text", "She sold 48/2 = "),
-        Part("calculator", "48/2"),
-        Part("output", "24"),
-        Part("text", "24 clips.\nIn all "),
-        Part("calculator", "48+24"),
-        Part("output", "72"),
-        Part("text", "72.\n#### 72"),
-    )
-    assert _parse({"question": "q", "answer": "<<1+1=2>>2"})[0] == (
-        user("q"),
-        assistant(Part("calculator", "1+1"), Part("output", "2"), "2"),
-    )
+def test_an_unknown_shape_names_the_keys_found_and_the_shapes_known() -> None:
+    with pytest.raises(ValueError) as caught:
+        _parse({"body": "x", "prompt": "p", "title": None, **{f"key{n}": n for n in range(1000)}})
+    message = str(caught.value)
+    assert "`body`, `prompt`, `key0`" in message
+    assert "title" not in message
+    for shape in SHAPES:
+        assert all(f'"{key}"' in message for key in shape.keys)
+    assert '{"text"}' in message
+    assert len(message) < 400
 
 
-def test_a_mark_the_calculator_refuses_is_left_out() -> None:
-    assert worked_answer("half is <<50%*8=4>>4") == (Part("text", "half is 4"),)
-    assert worked_answer("a << b = c") == (Part("text", "a << b = c"),)
-    assert worked_answer("") == (Part("text", ""),)
+def test_columns_that_hold_null_are_counted() -> None:
+    for shape in SHAPES:
+        assert _parse(dict.fromkeys(shape.keys)) == (None, {"empty": 1})
+        assert _parse({**dict.fromkeys(shape.keys), "text": "t"}) == ("t", {})
+    assert _parse({"prompt": "q", "completion": None}) == (None, {"empty": 1})
