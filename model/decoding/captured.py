@@ -7,6 +7,7 @@ addresses, so every call takes a workspace (cache, buffers and graphs) for itsel
 import threading
 import warnings
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ KEPT = 2  # workspaces kept for later calls
 COLDEST = 1e-6  # temperatures below it are greedy: noise would vanish beside logits divided by them
 TOLERANCE = {torch.float32: 1e-2, torch.float16: 3e-2, torch.bfloat16: 1e-1}  # of the first check, relative
 FP8_TOLERANCE = 0.3
+E4M3, E4M3_LARGEST = torch.float8_e4m3fn, 448.0
 _capturing = threading.Lock()  # one capture at a time
 
 
@@ -49,7 +51,10 @@ class Slot:
 class Workspace:
     """A state with its steps, one for each number of rows that a batch shrinks to, each recorded at its first use."""
 
-    def __init__(self, model: GPT, rows: int, slots: int, quantized: dict[int, tuple[Tensor, Tensor]] | None) -> None:
+    def __init__(
+        self, model: GPT, rows: int, slots: int, quantized: dict[int, tuple[Tensor, Tensor]] | None = None
+    ) -> None:
+        """`quantized` matrices serve a single row."""
         from model.decoding.device_step import State
 
         self.state = State(model, rows, slots)
@@ -57,19 +62,26 @@ class Workspace:
         self.quantized = quantized
         self.overlap = torch.cuda.get_device_capability(self.state.logits.device) >= (9, 0)
         self.slots = [Slot.empty(rows) for _ in range(2)]
-        self.graphs: dict[int, tuple[Step, torch.cuda.CUDAGraph]] = {}
+        self.steps: dict[int, Step] = {}
+        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self.idle = torch.cuda.Event()  # the end of its last use
 
-    def run(self, rows: int) -> None:
-        """One step of the first rows, whose count is a power of two."""
-        if rows in self.graphs:
-            self.graphs[rows][1].replay()
+    def run(self, rows: int, draw: bool = False) -> None:
+        """One step of the first rows, whose count is a power of two, up to the logits or, with `draw`, the next ids."""
+        if (rows, draw) in self.graphs:
+            self.graphs[rows, draw].replay()
             return
+        self.launch(rows, draw)  # compiles and loads the kernels, which no capture may do, and is this step
+        self.graphs[rows, draw] = record(lambda: self.launch(rows, draw))
+
+    def launch(self, rows: int, draw: bool) -> None:
         from model.decoding.device_step import Step
 
-        step = Step(self.state, rows, self.overlap, self.quantized)
-        step.run()  # compiles and loads the kernels, which no capture may do, and is this step
-        self.graphs[rows] = step, record(step)
+        if rows not in self.steps:
+            self.steps[rows] = Step(self.state, rows, self.overlap, self.quantized)
+        self.steps[rows].run()
+        if draw:
+            self.state.draw(rows)
 
     def keep(self, rows: list[int]) -> None:
         """Move these rows to the front."""
@@ -81,8 +93,8 @@ class Workspace:
                 layer[: len(rows)] = layer[index]
 
 
-def record(step: "Step") -> torch.cuda.CUDAGraph:
-    """The step as a CUDA graph. Other threads may use the device meanwhile."""
+def record(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """What is launched as a CUDA graph. Other threads may use the device meanwhile."""
     graph = torch.cuda.CUDAGraph()
     current, side = torch.cuda.current_stream(), side_stream(torch.cuda.current_device())
     side.wait_stream(current)
@@ -91,7 +103,7 @@ def record(step: "Step") -> torch.cuda.CUDAGraph:
         with torch.inference_mode(False):
             graph.capture_begin(capture_error_mode="thread_local")
         try:
-            step.run()
+            launch()
         finally:
             graph.capture_end()
     current.wait_stream(side)
@@ -126,8 +138,10 @@ class CapturedSteps:
         state.positions[:live] = torch.tensor([len(prompt) - 1 for prompt in prompts])
         hidden = prefill(state.model, prompts, state.cache.first(live))
         state.logits[:live] = state.model.logits(hidden)
+        self.truncates = sampling.truncates(state.logits.shape[1])
         with torch.cuda.device(state.logits.device):
             self._draw()
+            self._send()
 
     def read(self) -> list[int]:
         slot, rows = self.pending.popleft()
@@ -143,8 +157,10 @@ class CapturedSteps:
             slot.dictated[: self.live] = torch.tensor([-1 if token is None else token for token in ids])
             self.work.state.dictated.copy_(slot.dictated, non_blocking=True)
         with torch.cuda.device(self.work.state.logits.device):
-            self.work.run(bucket(self.live))
-            self._draw()
+            self.work.run(bucket(self.live), draw=not self.truncates)
+            if self.truncates:
+                self._draw()
+            self._send()
 
     @torch.inference_mode()
     def keep(self, rows: list[int]) -> None:
@@ -154,14 +170,16 @@ class CapturedSteps:
         self.pending = deque((slot, [wanted[row] for row in rows]) for slot, wanted in self.pending)
 
     def _draw(self) -> None:
-        """Draw from the logits as they will be, and send the ids to the host."""
         state = self.work.state
-        if self.sampling.truncates(state.logits.shape[1]):
+        if self.truncates:
             state.logits[: self.live] = truncate(state.logits[: self.live], self.sampling)
         state.draw(self.live)
+
+    def _send(self) -> None:
+        """Send the ids to the host, as they will be."""
         slot = self.work.slots[self.turn]
         self.turn = 1 - self.turn
-        slot.drawn.copy_(state.ids, non_blocking=True)
+        slot.drawn.copy_(self.work.state.ids, non_blocking=True)
         slot.event.record()
         self.pending.append((slot, list(range(self.live))))
 
@@ -255,14 +273,18 @@ def refuses(model: GPT, fp8: bool = False) -> str | None:
 
 def quantized_matrices(model: GPT) -> dict[int, tuple[Tensor, Tensor]]:
     """By address, all matrices in E4M3 and their rows' scales."""
-    from model.decoding.device_step import quantized_rows
-
     linears = [
         linear
         for block in model.blocks
         for linear in (block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down)
     ]
     return {linear.weight.data_ptr(): quantized_rows(linear.weight.detach()) for linear in (*linears, model.head)}
+
+
+def quantized_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight (N, K) -> it in E4M3 with one scale a row, and the scales (N) float32."""
+    scale = (weight.float().abs().amax(dim=1) / E4M3_LARGEST).clamp_min(1e-12)
+    return (weight.float() / scale[:, None]).to(E4M3), scale
 
 
 def unimportable() -> str | None:

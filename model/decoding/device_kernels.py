@@ -56,31 +56,18 @@ def embed(
     tl.store(x + row * C + column, e, mask=inside)
 
 
-@triton.jit
-def _combined(parts, totals, head, HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):
-    """Attention's output (D) of a head, of its parts (SPLITS, H × D) and their totals (SPLITS, H)."""
-    dim = tl.arange(0, D)
-    y = tl.load(parts + head * D + dim).to(tl.float32)
-    total = tl.load(totals + head)
-    for split in tl.static_range(1, SPLITS):
-        y += tl.load(parts + (split * HEADS + head) * D + dim).to(tl.float32)
-        total += tl.load(totals + split * HEADS + head)
-    return y / total
-
-
 @triton.jit(do_not_specialize=["next_layer"])
 def product(
-    weight, scale, x, totals, out, stream, start, residual_scale, skip_scale, next_layer, gate_weight, gates, softcap,
-    N, K: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, KV: tl.constexpr, CHANNELS: tl.constexpr,
-    NORM: tl.constexpr, COMBINE: tl.constexpr, RELU2: tl.constexpr, ADD: tl.constexpr, MIX: tl.constexpr,
-    CAP: tl.constexpr, GATE: tl.constexpr, SCALED: tl.constexpr,
+    weight, scale, x, out, stream, start, residual_scale, skip_scale, next_layer, gate_weight, gates, softcap, N,
+    K: tl.constexpr, KV: tl.constexpr, CHANNELS: tl.constexpr, NORM: tl.constexpr, RELU2: tl.constexpr,
+    ADD: tl.constexpr, MIX: tl.constexpr, CAP: tl.constexpr, GATE: tl.constexpr, SCALED: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out (N) = weight (N, K) times x (K), for a single row of the batch; `scale` (N) where the weight is in 8 bits.
 
-    NORM: x is normed first; COMBINE: x is attention's parts, as in _combined, and BLOCK is D; GATE: one more program
-    computes the value gates (H_kv). RELU2, CAP: applied to the result. ADD: the result is added to the stream; MIX: the
-    sum becomes the stream as the next layer reads it; `out` gets the copy of it.
+    NORM: x is normed first; GATE: one more program computes the value gates (H_kv). RELU2, CAP: applied to the result.
+    ADD: the result is added to the stream; MIX: the sum becomes the stream as the next layer reads it; `out` gets the
+    copy of it.
     """
     _begin(OVERLAP)
     program = tl.program_id(0)
@@ -108,11 +95,7 @@ def product(
     values = ()
     for at in tl.static_range(0, K, BLOCK):
         column = at + tl.arange(0, BLOCK)
-        if COMBINE:
-            value = _combined(x, totals, at // D, K // D, D, SPLITS)
-        else:
-            value = tl.load(x + column, mask=column < K, other=0.0).to(tl.float32)
-        values = values + (value,)  # noqa: RUF005
+        values = values + (tl.load(x + column, mask=column < K, other=0.0).to(tl.float32),)  # noqa: RUF005
     if ADD:
         held = tl.load(stream + row, mask=there, other=0.0)
     if MIX:
@@ -176,28 +159,31 @@ def _weights(q_first, q_second, k_first, k_second, seen, HALF: tl.constexpr):
 
 @triton.jit
 def attend(
-    qkv, gates, table, ids, dictated, positions, cos, sin, keys, values, parts, totals, window, slots, row_stride,
-    H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, GATE: tl.constexpr,
-    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    qkv, gates, table, ids, dictated, positions, cos, sin, keys, values, parts, totals, tickets, y, window, slots,
+    row_stride, H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, GATE: tl.constexpr, KEYS: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One layer's attention: a program a head, split and row. Its split of the older keys, every SPLITS-th block of
-    them, gives parts (B, SPLITS, H × D) and the totals of their weights (B, SPLITS, H); the first split has the new
-    key too, and stores it and its value in the cache (B, H_kv, S, D).
+    """One layer's attention, y (B, H × D): a program a head, chunk of KEYS older keys and row; one without keys ends at
+    once. Parts (B, CHUNKS, H × D) and the totals of their weights (B, CHUNKS, H) are added up by the program that draws
+    the last of a head's tickets (B, H). The first chunk has the new key too, and stores it and its value.
 
-    qkv (B, (H + 2 H_kv) × D) raw; gates (B, H_kv) before the sigmoid; table (V, H_kv × D): the value embedding.
+    qkv (B, (H + 2 H_kv) × D) raw; gates (B, H_kv) before the sigmoid; table (V, H_kv × D): the value embedding; keys
+    and values (B, H_kv, S, D).
     """
     _begin(OVERLAP)
-    head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, chunk, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     HALF: tl.constexpr = D // 2
     half, dim = tl.arange(0, HALF), tl.arange(0, D)
     kv = head // (H // KV)
     at = tl.load(positions + row).to(tl.int32)
     oldest = tl.maximum(at + 1 - window, 0)
-    first = oldest // BLOCK * BLOCK + split * BLOCK
+    working = tl.maximum((at - oldest + KEYS - 1) // KEYS, 1)
+    if chunk >= working:
+        return
     keys += row.to(tl.int64) * row_stride + kv * slots * D
     values += row.to(tl.int64) * row_stride + kv * slots * D
-    slot = first + tl.arange(0, BLOCK)
-    seen = (slot >= oldest) & (slot < at)
+    slot = oldest + chunk * KEYS + tl.arange(0, BLOCK)
+    seen = slot < at
     k_first, k_second, v = _load_block(keys, values, slot, seen, HALF)
     turn_cos = tl.load(cos + at * HALF + half).to(tl.float32)
     turn_sin = tl.load(sin + at * HALF + half).to(tl.float32)
@@ -216,44 +202,60 @@ def attend(
     if GATE:
         own_v += 2 * tl.sigmoid(tl.load(gates + row * KV + kv)) * extra
     own_v = own_v.to(v.dtype)
-    if (split == 0) & (head % (H // KV) == 0):
+    if (chunk == 0) & (head % (H // KV) == 0):
         tl.store(keys + at * D + half, own_first)
         tl.store(keys + at * D + HALF + half, own_second)
         tl.store(values + at * D + dim, own_v)
 
     weight = _weights(q_first, q_second, k_first, k_second, seen, HALF)
-    weights = weight
-    sums = weight[:, None] * v.to(tl.float32)
-    for begin in range(first + SPLITS * BLOCK, at, SPLITS * BLOCK):
-        slot = begin + tl.arange(0, BLOCK)
-        seen = slot < at
-        k_first, k_second, v = _load_block(keys, values, slot, seen, HALF)
-        weight = _weights(q_first, q_second, k_first, k_second, seen, HALF)
-        weights += weight
-        sums += weight[:, None] * v.to(tl.float32)
     own = tl.sum(q_first * own_first.to(tl.float32) + q_second * own_second.to(tl.float32), axis=0)
-    own = tl.where(split == 0, tl.exp(own - D**0.5), 0.0)
-    part = row * SPLITS + split
-    tl.store(parts + part * H * D + head * D + dim, tl.sum(sums, axis=0) + own * own_v.to(tl.float32))
-    tl.store(totals + part * H + head, tl.sum(weights, axis=0) + own)
+    own = tl.where(chunk == 0, tl.exp(own - D**0.5), 0.0)
+    total = own + tl.sum(weight, axis=0)
+    sums = own * own_v.to(tl.float32) + tl.sum(weight[:, None] * v.to(tl.float32), axis=0)
+    for block in range(1, KEYS // BLOCK):
+        seen = slot + block * BLOCK < at
+        k_first, k_second, v = _load_block(keys, values, slot + block * BLOCK, seen, HALF)
+        weight = _weights(q_first, q_second, k_first, k_second, seen, HALF)
+        total += tl.sum(weight, axis=0)
+        sums += tl.sum(weight[:, None] * v.to(tl.float32), axis=0)
+
+    y += (row * H + head) * D + dim
+    parts += row * CHUNKS * H * D + head * D
+    totals += row * CHUNKS * H + head
+    if working == 1:
+        tl.store(y, sums / total)
+    else:
+        tl.store(parts + chunk * H * D + dim, sums)
+        tl.store(totals + chunk * H, total)
+        if _is_last(tickets + row * H + head, working):
+            index = tl.arange(0, CHUNKS)
+            mask = index < working
+            place = parts + index[:, None] * (H * D) + dim[None, :]
+            sums = tl.sum(tl.load(place, mask=mask[:, None], other=0.0, cache_modifier=".cg"), axis=0)
+            total = tl.sum(tl.load(totals + index * H, mask=mask, other=0.0, cache_modifier=".cg"), axis=0)
+            tl.store(y, sums / total)
 
 
 @triton.jit
-def combine(parts, totals, y, H: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr):
-    """y (B, H × D) of attention's parts: a program a row and head."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    value = _combined(parts + row * SPLITS * H * D, totals + row * SPLITS * H, head, H, D, SPLITS)
-    tl.store(y + (row * H + head) * D + tl.arange(0, D), value)
+def _is_last(ticket, count):
+    """Whether this program is the last of `count` that come here: it sees what they have stored. The next may start."""
+    tl.debug_barrier()  # the stores of all threads come before the ticket of one
+    last = tl.atomic_add(ticket, 1, sem="acq_rel") == count - 1
+    if last:
+        tl.store(ticket, 0)
+    return last
 
 
 @triton.jit(do_not_specialize=["next_layer"])
 def settle(
     stream, delta, start, residual_scale, skip_scale, next_layer, normed, gate_weight, gates, C,
     ADD: tl.constexpr, MIX: tl.constexpr, GATE: tl.constexpr, KV: tl.constexpr, CHANNELS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """What stands between two products of a batch: ADD delta (B, C) to the stream (B, C), MIX the sum as the next
     layer reads it, norm it into `normed` (B, C), and GATE: compute the layer's value gates (B, H_kv)."""
+    _begin(OVERLAP)
+    _wait(OVERLAP)
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < C
@@ -275,8 +277,10 @@ def settle(
 
 
 @triton.jit
-def activate(x, out, softcap, count, CAP: tl.constexpr, BLOCK: tl.constexpr):
+def activate(x, out, softcap, count, CAP: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """Entry by entry, ReLU² of x, or with CAP its softcap."""
+    _begin(OVERLAP)
+    _wait(OVERLAP)
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + index, mask=index < count, other=0.0).to(tl.float32)
     if CAP:
@@ -288,40 +292,49 @@ def activate(x, out, softcap, count, CAP: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def draw(logits, temperature, seed, numbers, positions, ids, last_slot, V, BLOCK: tl.constexpr):
+def draw(
+    logits, temperature, seed, numbers, positions, ids, bests, choices, tickets, last_slot, V, PROGRAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     """ids (B): a token a row of logits (B, V), drawn at the temperature, or at 0 the likeliest; positions move on.
 
     A draw is the largest of logit / temperature + Gumbel noise. The noise depends on the seed, the row's number, its
-    position and the token, and on nothing else: not on the batch, nor on what other rows do.
+    position and the token, and on nothing else: not on the batch, nor on what other rows do. A program has 4 × BLOCK
+    tokens of a row; the one with the row's last ticket (B) compares their bests (B, PROGRAMS) and choices.
     """
-    row = tl.program_id(0)
+    row, program = tl.program_id(0), tl.program_id(1)
     heat = tl.load(temperature)
-    key = tl.load(seed)
     at = tl.load(positions + row)
+    lane = tl.arange(0, BLOCK)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     chosen = tl.zeros((BLOCK,), tl.int32)
-    lane = tl.arange(0, BLOCK)
     zero = tl.zeros((BLOCK,), tl.int32)
-    number = zero + tl.load(numbers + row).to(tl.int32)
-    place = zero + at.to(tl.int32)
-    for begin in range(0, V, 4 * BLOCK):
-        if heat > 0:
-            r0, r1, r2, r3 = tl.philox(key, (begin // 4 + lane).to(tl.uint32), place.to(tl.uint32),
-                                       number.to(tl.uint32), zero.to(tl.uint32))  # fmt: skip
-            noise = (_gumbel(r0), _gumbel(r1), _gumbel(r2), _gumbel(r3))
-        else:
-            nothing = tl.zeros((BLOCK,), tl.float32)
-            noise = (nothing, nothing, nothing, nothing)
-        for strip in tl.static_range(4):
-            column = begin + strip * BLOCK + lane
-            value = tl.load(logits + row.to(tl.int64) * V + column, mask=column < V, other=float("-inf"))
-            value = value / tl.where(heat > 0, heat, 1.0) + noise[strip]
-            better = value > best
-            best = tl.where(better, value, best)
-            chosen = tl.where(better, column, chosen)
+    if heat > 0:
+        number = zero + tl.load(numbers + row).to(tl.int32)
+        place = zero + at.to(tl.int32)
+        r0, r1, r2, r3 = tl.philox(tl.load(seed), (program * BLOCK + lane).to(tl.uint32), place.to(tl.uint32),
+                                   number.to(tl.uint32), zero.to(tl.uint32))  # fmt: skip
+        noise = (_gumbel(r0), _gumbel(r1), _gumbel(r2), _gumbel(r3))
+    else:
+        nothing = tl.zeros((BLOCK,), tl.float32)
+        noise = (nothing, nothing, nothing, nothing)
+    for strip in tl.static_range(4):
+        column = (program * 4 + strip) * BLOCK + lane
+        value = tl.load(logits + row.to(tl.int64) * V + column, mask=column < V, other=float("-inf"))
+        value = value / tl.where(heat > 0, heat, 1.0) + noise[strip]
+        better = value > best
+        best = tl.where(better, value, best)
+        chosen = tl.where(better, column, chosen)
     top = tl.max(best, axis=0)
-    tl.store(ids + row, tl.min(tl.where(best == top, chosen, V), axis=0).to(tl.int64))
-    tl.store(positions + row, tl.minimum(at + 1, last_slot))
+    tl.store(bests + row * PROGRAMS + program, top)
+    tl.store(choices + row * PROGRAMS + program, tl.min(tl.where(best == top, chosen, V), axis=0))
+    if _is_last(tickets + row, PROGRAMS):
+        other = tl.arange(0, triton.next_power_of_2(PROGRAMS))
+        mask = other < PROGRAMS
+        found = tl.load(bests + row * PROGRAMS + other, mask=mask, other=float("-inf"), cache_modifier=".cg")
+        choice = tl.load(choices + row * PROGRAMS + other, mask=mask, other=V, cache_modifier=".cg")
+        tl.store(ids + row, tl.min(tl.where(found == tl.max(found, axis=0), choice, V), axis=0).to(tl.int64))
+        tl.store(positions + row, tl.minimum(at + 1, last_slot))
 
 
 @triton.jit

@@ -42,12 +42,9 @@ def down_backward(dy8: Tensor, columns: Tensor, a8: Tensor, beta: Tensor) -> tup
     if not dy8.is_cuda:
         dh8 = _down_backward(dy8, columns, a8, beta)
         return dh8, transpose(dh8), transpose(a8)
-    from model.kernels.mlp_fp8_quack import COLUMNS, launch_down_backward
+    from model.kernels.mlp_fp8_quack import launch_down_backward
 
     dh8 = torch.empty_like(a8, dtype=E5M2)
-    if not COLUMNS:
-        launch_down_backward(dy8, columns, a8, beta, dh8)
-        return dh8, transpose(dh8), transpose(a8)
     flipped = dh8.new_empty(a8.shape[::-1]), a8.new_empty(a8.shape[::-1])
     launch_down_backward(dy8, columns, a8, beta, dh8, *flipped)
     return dh8, *flipped

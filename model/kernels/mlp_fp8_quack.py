@@ -29,7 +29,6 @@ class Tiles:
 
 UP = Tiles(128, 192, pingpong=True, fast=True)
 DOWN_BACKWARD = Tiles(128, 192, pingpong=False, fast=False)
-COLUMNS = False  # whether the backward product writes the transposes too, byte by byte, or leaves them to a kernel
 
 
 @gemm_epilogue(ops={"alpha": Scalar("alpha")})
@@ -38,13 +37,8 @@ def relu2(acc, alpha):
     return {"D": h * h}  # QuACK's relu_sq makes -0 of what is negative
 
 
-@gemm_epilogue(ops={"beta": Scalar("beta")})
-def relu2_backward(acc, c, beta):
-    return {"D": acc * beta * cute.math.sqrt(c, fastmath=True)}
-
-
 @gemm_epilogue(ops={"beta": Scalar("beta")}, outputs=("dh_columns", "a_columns"))
-def relu2_backward_both(acc, c, beta):
+def relu2_backward(acc, c, beta):
     dh = acc * beta * cute.math.sqrt(c, fastmath=True)
     return {"D": dh, "dh_columns": dh, "a_columns": c}
 
@@ -60,16 +54,16 @@ def launch_down_backward(
     a8: Tensor,
     beta: Tensor,
     dh8: Tensor,
-    dh_columns: Tensor | None = None,
-    a_columns: Tensor | None = None,
+    dh_columns: Tensor,
+    a_columns: Tensor,
     tiles: Tiles = DOWN_BACKWARD,
 ) -> None:
-    """Fill dh8 (N, M) and, if given, dh_columns and a_columns (M, N); see model.kernels.mlp_fp8.down_backward."""
-    if dh_columns is None or a_columns is None:
-        _multiply(relu2_backward, dy8, columns, dh8, a8, {"beta": beta}, tiles)
-    else:
-        outputs = {"dh_columns": dh_columns.mT, "a_columns": a_columns.mT}
-        _multiply(relu2_backward_both, dy8, columns, dh8, a8, {"beta": beta, **outputs}, tiles)
+    """Fill dh8 (N, M), dh_columns and a_columns (M, N); see model.kernels.mlp_fp8.down_backward.
+
+    The transposes are written byte by byte, which still takes less than kernels that read all again.
+    """
+    operands = {"beta": beta, "dh_columns": dh_columns.mT, "a_columns": a_columns.mT}
+    _multiply(relu2_backward, dy8, columns, dh8, a8, operands, tiles)
 
 
 def _multiply(

@@ -10,7 +10,7 @@ import torch
 
 from config.errors import UserError
 from model.gpt import GPT
-from model.kernels import mlp
+from model.kernels import mlp, mlp_fp8
 from model.linear import Embedding, Format, Linear, refresh
 from model.precision import te
 from model.precision.bf16 import Bf16, Bf16Mlp, Bf16Rows
@@ -23,6 +23,7 @@ from model.precision.nvfp4 import Nvfp4
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # as Linux names them on x86 and on Arm
 LEAST = 128  # inputs and outputs of a product that is worth 8 bits or less
 MULTIPLE = 16  # of them, as the matrix units ask
+EPILOGUES = {Bf16: mlp, Fp8: mlp_fp8}  # an MLP's products with ReLU² in their epilogues
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,17 @@ class Recipe:
         remarks: list[str] = []
         if self.device.type != "cuda":
             return remarks
-        refusal = None
         kinds = [{type(linear.format) for linear in (block.mlp.up, block.mlp.down)} for block in model.blocks]
-        if {Bf16} in kinds and (refusal := mlp.refuses(self.device)) is not None:
-            remarks.append(refusal)
+        epilogues = {form: kernels.refuses(self.device) for form, kernels in EPILOGUES.items() if {form} in kinds}
+        remarks += [refusal for refusal in epilogues.values() if refusal is not None]
         power_of_two = model.config.head_dim & (model.config.head_dim - 1) == 0
         for block, kind in zip(model.blocks, kinds, strict=True):
             if isinstance(block.attention.qkv.format, Fp8) and power_of_two:
                 block.attention.fused = Fp8Projection()
             if kind == {Fp8}:
-                block.mlp.fused = Fp8Mlp()
+                block.mlp.fused = Fp8Mlp(epilogues=epilogues[Fp8] is None)
             elif kind == {Bf16}:
-                block.mlp.fused = Bf16Mlp(epilogues=refusal is None)
+                block.mlp.fused = Bf16Mlp(epilogues=epilogues[Bf16] is None)
         return remarks
 
 
