@@ -6,7 +6,8 @@ layers each token adds a learnt vector to its value, scaled a head by a gate rea
 Shapes: B batch, T positions, C width, H heads, D head dimension, V vocabulary.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from model.kernels import rotary as kernels
 from model.linear import Embedding, Linear
 
 GATE_CHANNELS = 32  # of the residual stream, read by the value gates
+Value = tuple[Embedding, Tensor]  # a value embedding and the token ids (B, T)
 EPSILON = 2.0**-23  # of RMSNorm: float32's, whatever the stream is kept in
 
 
@@ -47,6 +49,17 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
 
+def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """function(*inputs), whose intermediate tensors a compiled backward pass computes again instead of keeping them.
+
+    For element-wise work on what is kept anyway, which the compiler fuses into the kernels that need it: less to write,
+    less to keep.
+    """
+    if torch.compiler.is_compiling() and torch.is_grad_enabled():
+        return checkpoint(function, *inputs, use_reentrant=False)
+    return function(*inputs)
+
+
 class _Blend(torch.autograd.Function):
     """See blend. The scalars' gradients are summed row by row first, which the compiler fuses into the norm's
     backward; as sums over everything at once they would be a pass of their own."""
@@ -69,6 +82,12 @@ def blend(x: Tensor, start: Tensor, residual: Tensor, skip: Tensor) -> Tensor:
     if x is start:  # the first layer
         return (residual + skip) * x
     return _Blend.apply(x, start, residual, skip)
+
+
+def gated(gate: Tensor, table: Embedding, ids: Tensor) -> Tensor:
+    """Added to the values (B, T, H_kv, D): the table's rows of ids (B, T), each head times its gate (B, T, H_kv)."""
+    scale = 2 * torch.sigmoid(gate)  # 1 at the start: the gate's weight is zero
+    return scale.unsqueeze(-1) * table(ids).view(*gate.shape, -1)
 
 
 def queries_keys_values(qkv: Tensor, rotary: tuple[Tensor, Tensor], heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,9 +117,9 @@ class Attention(nn.Module):
         self.gate = Linear(gate_channels, self.kv_heads) if layer in config.value_layers else None
 
     def forward(
-        self, x: Tensor, value: Tensor | None, rotary: tuple[Tensor, Tensor], attend: Attend, cache: Cache | None
+        self, x: Tensor, value: Value | None, rotary: tuple[Tensor, Tensor], attend: Attend, cache: Cache | None
     ) -> Tensor:
-        """x (B, T, C) normed; value (B, T, H_kv × D) from the value embedding, or None."""
+        """x (B, T, C) normed; value: the layer's value embedding and the ids to look up in it, or None."""
         batch, length, _ = x.shape
         if self.fused is not None and torch.is_grad_enabled():
             q, k, v = self.fused(x, self.qkv, *(table[:, 0] for table in rotary), self.heads)
@@ -108,8 +127,7 @@ class Attention(nn.Module):
             qkv = self.qkv(x).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
             q, k, v = queries_keys_values(qkv, rotary, self.heads)
         if value is not None and self.gate is not None:
-            gate = 2 * torch.sigmoid(self.gate(x[..., : self.gate.shape[1]]))  # 1 at the start: the gate is zero
-            v = v + gate.unsqueeze(-1) * value.view(batch, length, self.kv_heads, self.head_dim)
+            v = v + recomputed(gated, self.gate(x[..., : self.gate.shape[1]]), *value)
         v = v.to(q.dtype)
         y = attend(q, k, v, self.window) if cache is None else cache.attend(self.layer, q, k, v, self.window)
         return self.out(y.reshape(batch, length, -1))
@@ -139,7 +157,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Tensor, value: Tensor | None, rotary: tuple[Tensor, Tensor], attend: Attend, cache: Cache | None
+        self, x: Tensor, value: Value | None, rotary: tuple[Tensor, Tensor], attend: Attend, cache: Cache | None
     ) -> Tensor:
         x = x + self.attention(norm(x), value, rotary, attend, cache)
         return x + self.mlp(norm(x))
@@ -210,9 +228,8 @@ class GPT(nn.Module):
         x = start = norm(self.embedding(ids))
         residual_scale, skip_scale = self.residual_scale.unbind(), self.skip_scale.unbind()
         for layer, block in enumerate(self.blocks):
-            table = self.value_embeddings[str(layer)] if layer in self.config.value_layers else None
-            value = table(ids) if table is not None else None
-            x = blend(x, start, residual_scale[layer], skip_scale[layer])
+            value = (self.value_embeddings[str(layer)], ids) if layer in self.config.value_layers else None
+            x = recomputed(blend, x, start, residual_scale[layer], skip_scale[layer])
             if self.recompute[layer] and torch.is_grad_enabled():
                 x = checkpoint(block, x, value, rotary, self.attend, cache, use_reentrant=False)
             else:
