@@ -60,34 +60,14 @@ def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
     return function(*inputs)
 
 
-class _Blend(torch.autograd.Function):
-    """See blend. The scalars' gradients are summed row by row first, which the compiler fuses into the norm's
-    backward; as sums over everything at once they would be a pass of their own."""
-
-    @staticmethod
-    def forward(ctx, x, start, residual, skip):
-        ctx.save_for_backward(x, start, residual, skip)
-        return residual * x + skip * start
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, start, residual, skip = ctx.saved_tensors
-        by_residual = (gradient.float() * x.float()).sum(dim=-1).sum()
-        by_skip = (gradient.float() * start.float()).sum(dim=-1).sum()
-        return residual * gradient, skip * gradient, by_residual, by_skip
-
-
 def blend(x: Tensor, start: Tensor, residual: Tensor, skip: Tensor) -> Tensor:
     """What a layer reads: residual × x + skip × start, x being the stream (B, T, C) and start its beginning."""
     if x is start:  # the first layer
         return (residual + skip) * x
-    return _Blend.apply(x, start, residual, skip)
-
-
-def gated(gate: Tensor, table: Embedding, ids: Tensor) -> Tensor:
-    """Added to the values (B, T, H_kv, D): the table's rows of ids (B, T), each head times its gate (B, T, H_kv)."""
-    scale = 2 * torch.sigmoid(gate)  # 1 at the start: the gate's weight is zero
-    return scale.unsqueeze(-1) * table(ids).view(*gate.shape, -1)
+    # A factor a row, though all are the same: the scalars' gradients are then summed row by row first, which the
+    # compiler fuses into the norm's backward; as sums over everything at once they would be a pass of their own.
+    residual, skip = (scalar.expand(*x.shape[:-1], 1) for scalar in (residual, skip))
+    return (residual * x + skip * start).to(x.dtype)
 
 
 def queries_keys_values(qkv: Tensor, rotary: tuple[Tensor, Tensor], heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,7 +107,9 @@ class Attention(nn.Module):
             qkv = self.qkv(x).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
             q, k, v = queries_keys_values(qkv, rotary, self.heads)
         if value is not None and self.gate is not None:
-            v = v + recomputed(gated, self.gate(x[..., : self.gate.shape[1]]), *value)
+            table, ids = value
+            gate = 2 * torch.sigmoid(self.gate(x[..., : self.gate.shape[1]]))  # 1 at the start: the gate is zero
+            v = v + table.scaled(ids, gate)
         v = v.to(q.dtype)
         y = attend(q, k, v, self.window) if cache is None else cache.attend(self.layer, q, k, v, self.window)
         return self.out(y.reshape(batch, length, -1))

@@ -37,6 +37,15 @@ class Format(nn.Module):
 
 
 @runtime_checkable
+class Scaling(Protocol):
+    """A format of embeddings that can multiply the rows it looks up without keeping them for the backward pass."""
+
+    def scaled(self, ids: Tensor, weight: Tensor, factors: Tensor) -> Tensor:
+        """See Embedding.scaled."""
+        ...
+
+
+@runtime_checkable
 class Formatted(Protocol):
     """A module with a float32 master `weight` and, under a recipe, a `format` that computes with it."""
 
@@ -77,6 +86,12 @@ class Embedding(nn.Module):
         if self.format is None:
             return F.embedding(ids, self.weight)
         return self.format(ids, self.weight) if torch.is_grad_enabled() else self.format.infer(ids, self.weight)
+
+    def scaled(self, ids: Tensor, factors: Tensor) -> Tensor:
+        """ids (…), factors (…, H) -> (…, H, width / H): rows cut into H parts, each times its factor."""
+        if isinstance(self.format, Scaling) and torch.is_grad_enabled():
+            return self.format.scaled(ids, self.weight, factors)
+        return factors.unsqueeze(-1) * self(ids).unflatten(-1, (factors.shape[-1], -1))
 
 
 def formatted(model: nn.Module) -> dict[str, Formatted]:

@@ -240,8 +240,11 @@ def announce(telemetry: Telemetry, facts: dict[str, Any], parts: Assembled, posi
         f"  precision {parts.recipe.name} ({parts.recipe.reason}); compiled: {'yes' if parts.compiled else 'no'}"
     )
     for shape_name, choice in parts.choices.items():
-        times = f"fp8 {choice['fp8_ms']} ms, bf16 {choice['bf16_ms']} ms"
-        telemetry.say(f"    products of {shape_name}: {choice['format']} ({times})")
+        times = ", ".join(f"{name} {choice[f'{name}_ms']} ms" for name in ("fp8", "bf16") if f"{name}_ms" in choice)
+        way = choice["format"]
+        if way == "bf16" and choice.get("parts", 1) > 1:
+            way += f", weight's gradient in {choice['parts']} parts"
+        telemetry.say(f"    products of {shape_name}: {way} ({times})")
     for remark in parts.remarks:
         telemetry.say(f"  {remark}")
     telemetry.say(f"  attention {parts.attention.name} ({parts.attention.reason})")

@@ -2,8 +2,9 @@
 Each is tried only where its package is installed; model.attention.operators calls them."""
 
 import importlib
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch._ops import OpOverload
@@ -22,6 +23,8 @@ class Flash:
     functions: tuple[str, ...]
     largest_head: Mapping[str, int]  # by the families of GPUs that it trains on
     operator: OpOverload  # (q, k, v, window) -> (out, lse)
+    # What the package reads as it is imported, where the user has not set it.
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def refuses(self, request: Request) -> str | None:
         if request.device.type == "cuda" and request.family not in self.largest_head:
@@ -31,6 +34,8 @@ class Flash:
 
     def _missing(self) -> str | None:
         """Why the package can't be called, or None."""
+        for name, value in self.environment.items():
+            os.environ.setdefault(name, value)
         try:
             module = importlib.import_module(self.module)
         except (Exception, SystemExit) as error:  # a binary built for another torch raises anything at all
@@ -57,6 +62,7 @@ FA4 = Flash(
     ("_flash_attn_fwd", "_flash_attn_bwd"),
     {"sm_9": 256, "sm_10": 128, "sm_11": 128, "sm_12": 128},  # on sm_8x it has no backward
     operators.FA4,
+    {"FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1"},  # compiled kernels kept on disk: the next start is seconds shorter
 )
 FA3 = Flash(
     "fa3",

@@ -1,10 +1,12 @@
-"""Where fp8 pays: each shape of product timed in fp8 and bf16, on this device, for as many rows as a micro-batch has.
+"""How products are computed fastest: each shape timed on this device, for as many rows as a micro-batch has.
 
-Small products lose in fp8 by the passes that round their operands. The outcome is a run's to keep: measured again it
-might come out otherwise, and a resumed run has to compute as before.
+In which format: small products lose in fp8 by the passes that round their operands. And in how many parts bf16 sums a
+weight's gradient. The outcome is a run's to keep: measured again it might come out otherwise, and a resumed run has to
+compute as before.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from statistics import median
 
 import torch
@@ -15,8 +17,11 @@ from model.precision.bf16 import weight_gradient
 from model.precision.fp8 import scaled_product
 
 REPEATS = 7
+PARTS = (1, 2, 4, 8)
+GAIN = 0.98  # of the time in one part: what takes longer than that is not worth parts
 
-Choices = dict[str, dict[str, float | str]]  # "1280x5120" (outputs × inputs) -> format, fp8_ms, bf16_ms
+# "1280x5120" (outputs × inputs) -> format, parts (of the weight's gradient in bf16), bf16_ms and, if timed, fp8_ms
+Choices = dict[str, dict[str, float | str]]
 
 
 def key(outputs: int, inputs: int) -> str:
@@ -24,17 +29,25 @@ def key(outputs: int, inputs: int) -> str:
     return f"{outputs}x{inputs}"
 
 
-def where_fp8_pays(shapes: Iterable[tuple[int, int]], rows: int, device: torch.device) -> Choices:
-    """For each (outputs, inputs) the faster format of forward and backward; some milliseconds a shape, on a GPU."""
+def fastest(shapes: Iterable[tuple[int, int]], rows: int, device: torch.device, fp8: bool) -> Choices:
+    """The fastest way of forward and backward for each (outputs, inputs), in bf16 or, if `fp8`, the faster of both;
+    some milliseconds a shape, on a GPU."""
     choices: Choices = {}
     for outputs, inputs in sorted(set(shapes)):
-        fp8, bf16 = _fp8_ms(rows, outputs, inputs, device), _bf16_ms(rows, outputs, inputs, device)
-        choices[key(outputs, inputs)] = {
-            "format": "fp8" if fp8 < bf16 else "bf16",
-            "fp8_ms": round(fp8, 3),
-            "bf16_ms": round(bf16, 3),
-        }
+        parts = fewest_milliseconds(_parts_ms(rows, outputs, inputs, device))
+        bf16_ms = _bf16_ms(rows, outputs, inputs, parts, device)
+        choice = {"format": "bf16", "parts": parts, "bf16_ms": round(bf16_ms, 3)}
+        if fp8:
+            fp8_ms = _fp8_ms(rows, outputs, inputs, device)
+            choice |= {"format": "fp8" if fp8_ms < bf16_ms else "bf16", "fp8_ms": round(fp8_ms, 3)}
+        choices[key(outputs, inputs)] = choice
     return choices
+
+
+def fewest_milliseconds(times: dict[int, float]) -> int:
+    """The number of parts that takes least, by its milliseconds; 1 where that is all but as fast."""
+    parts = min(times, key=times.__getitem__)
+    return parts if times[parts] < GAIN * times[1] else 1
 
 
 def _random(rows: int, columns: int, device: torch.device) -> Tensor:
@@ -61,7 +74,13 @@ def _fp8_ms(rows: int, outputs: int, inputs: int, device: torch.device) -> float
     return _milliseconds(work)
 
 
-def _bf16_ms(rows: int, outputs: int, inputs: int, device: torch.device) -> float:
+def _parts_ms(rows: int, outputs: int, inputs: int, device: torch.device) -> dict[int, float]:
+    """Of the weight's gradient in bf16, by the number of parts."""
+    x, gradient = _random(rows, inputs, device), _random(rows, outputs, device)
+    return {parts: _milliseconds(partial(weight_gradient, gradient, x, parts)) for parts in PARTS if rows % parts == 0}
+
+
+def _bf16_ms(rows: int, outputs: int, inputs: int, parts: int, device: torch.device) -> float:
     x, weight, gradient = (
         _random(rows, inputs, device),
         _random(outputs, inputs, device),
@@ -71,12 +90,12 @@ def _bf16_ms(rows: int, outputs: int, inputs: int, device: torch.device) -> floa
     def work() -> None:
         x @ weight.mT
         gradient @ weight
-        weight_gradient(gradient, x)
+        weight_gradient(gradient, x, parts)
 
     return _milliseconds(work)
 
 
-def _milliseconds(work: Callable[[], None]) -> float:
+def _milliseconds(work: Callable[[], object]) -> float:
     times = []
     for repeat in range(REPEATS + 2):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -17,7 +17,7 @@ from model.precision.bf16 import Bf16, Bf16Mlp, Bf16Rows
 from model.precision.fp8 import Fp8
 from model.precision.fp8_mlp import Fp8Mlp
 from model.precision.fp8_qkv import Fp8Projection
-from model.precision.measure import Choices, key, where_fp8_pays
+from model.precision.measure import Choices, fastest, key
 from model.precision.nvfp4 import Nvfp4
 
 BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}  # as Linux names them on x86 and on Arm
@@ -45,11 +45,13 @@ class Recipe:
         return te.context(self.name, self.device)
 
     def measure(self, model: GPT, rows: int) -> Choices:
-        """Where the recipe pays, for micro-batches of `rows` tokens; empty where there is nothing to choose."""
-        if self.name != "fp8":
+        """How products are computed fastest, for micro-batches of `rows` tokens; empty where there is no choice."""
+        if self.name not in ("bf16", "fp8") or self.device.type != "cuda":
             return {}
-        eligible = {module.shape for module in model.modules() if isinstance(module, Linear) and not _small(module)}
-        return where_fp8_pays(eligible, rows, self.device)
+        linears = [module for module in model.modules() if isinstance(module, Linear) and not _small(module)]
+        # The head's loss has a way of its own to sum the gradient in bf16.
+        eligible = {linear.shape for linear in linears if linear is not model.head or self.name == "fp8"}
+        return fastest(eligible, rows, self.device, fp8=self.name == "fp8")
 
     def apply(self, model: GPT, choices: Choices | None = None) -> list[str]:
         """Give the model's products and embeddings their formats, and have them take over the weights.
@@ -72,9 +74,14 @@ class Recipe:
         self, linear: Linear, name: str = "", model: GPT | None = None, choices: Choices | None = None
     ) -> Format:
         """The format of one product; `name` is its path in the model, which says what its input is."""
-        chosen = (choices or {}).get(key(*linear.shape), {}).get("format")
-        if self.name == "bf16" or chosen == "bf16" or _small(linear) or _stays_bf16(self.name, name, model):
-            return Bf16(linear.weight)
+        chosen = (choices or {}).get(key(*linear.shape), {})
+        if (
+            self.name == "bf16"
+            or chosen.get("format") == "bf16"
+            or _small(linear)
+            or _stays_bf16(self.name, name, model)
+        ):
+            return Bf16(linear.weight, chosen.get("parts", 1))
         return FORMATS[self.name](linear, name, model)
 
     def _fuse(self, model: GPT) -> list[str]:

@@ -14,7 +14,7 @@ from model.kernels.rotary import rotary, rotary_backward
 from model.kernels.rotary_fp8 import rotary_backward_fp8
 from model.linear import Linear
 from model.objective import fused
-from model.precision.bf16 import Bf16
+from model.precision.bf16 import Bf16, weight_gradient
 from model.precision.fp8 import Fp8
 from model.precision.fp8_mlp import Fp8Mlp
 from tests.small_gpt import small_config
@@ -115,6 +115,15 @@ def test_the_fused_loss_is_cross_entropy(precision: str, tolerance: float, rows:
     assert relative(hidden.grad, exact_hidden.grad) < tolerance
     assert relative(layer.weight.grad, exact_weight.grad) < tolerance
     assert (hidden.grad[::7] == 0).all()
+
+
+@pytest.mark.parametrize("rows", [1024, 1020])
+def test_a_weights_gradient_in_parts_is_the_same_sum(rows: int) -> None:
+    gradient, x = random(rows, 384), random(rows, 256, seed=1)
+    exact = gradient.double().mT @ x.double()
+    for parts in (1, 2, 8):
+        found = weight_gradient(gradient, x, parts)
+        assert found.dtype == torch.float32 and relative(found, exact) < 1e-5
 
 
 def test_fp8_multiplies_the_same_numbers_as_off_the_gpu() -> None:

@@ -199,7 +199,7 @@ def test_emulation_computes_as_on_the_cpu(options: Nvfp4Options) -> None:
     )
 
     def products(device: str, compiled: bool) -> list[Tensor]:
-        linear, leaf = Linear(INPUTS, OUTPUTS), x.to(device).requires_grad_()
+        linear, leaf = Linear(INPUTS, OUTPUTS), x.clone().to(device).requires_grad_()
         linear.weight = nn.Parameter(weight.to(device))
         linear.format = Nvfp4(linear.weight, options)
         refresh(linear)

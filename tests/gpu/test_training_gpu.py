@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 from config.paths import ROOT
 from model.config import ModelConfig, shape
 from model.linear import refresh
+from model.precision.measure import Choices
 from model.precision.recipes import refuses
 from tests.small_job import MemoryRows
 from training.assemble import Assembled, assemble
@@ -31,7 +32,9 @@ def nothing_compiled_before() -> None:
     counters.clear()
 
 
-def build(folder: Path, precision: str, recompute: str = "K") -> tuple[Assembled, Checkpoints]:
+def build(
+    folder: Path, precision: str, recompute: str = "K", choices: Choices | None = None
+) -> tuple[Assembled, Checkpoints]:
     if problem := refuses(precision, torch.device("cuda")):
         pytest.skip(f"{precision} {problem}")
     ranks = Ranks(0, 1, torch.device("cuda"))
@@ -44,7 +47,7 @@ def build(folder: Path, precision: str, recompute: str = "K") -> tuple[Assembled
         precision=precision,
         recompute_pattern=recompute,
     )
-    parts = assemble(wanted, shape(wanted, VOCAB, CONTEXT), CONFIG, ranks, None)
+    parts = assemble(wanted, shape(wanted, VOCAB, CONTEXT), CONFIG, ranks, None, choices)
     return parts, Checkpoints(folder, "print", 2, ranks)
 
 
@@ -77,7 +80,7 @@ def test_learns_in_one_graph_and_resumes_exactly(tmp_path: Path, monkeypatch, pr
         after = run(parts, range(20, 25))
         assert counters["stats"]["unique_graphs"] == compiled, "compiled again after the first steps"
 
-        resumed, checkpoints = build(tmp_path, precision)
+        resumed, checkpoints = build(tmp_path, precision, choices=parts.choices)
         assert checkpoints.load_newest(resumed.model, resumed.optimizer).step == 20
         assert run(resumed, range(20, 25)) == after
         for ours, theirs in zip(resumed.model.parameters(), parts.model.parameters(), strict=True):
@@ -98,6 +101,31 @@ def test_recomputed_layers_take_less_memory_and_learn_the_same(tmp_path: Path) -
         del parts
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
     assert peaks[1] < peaks[0]
+
+
+def test_keeps_no_more_for_the_backward_pass_than_products_and_attention_need(tmp_path: Path) -> None:
+    """In tensors of the stream's size a layer: the stream twice, the norms' results, q, k, v, what attention puts out
+    and, four times as wide, the MLP's middle. Blended streams and value rows are made again."""
+    parts, _ = build(tmp_path, "bf16")
+    run(parts, range(2))
+    rows = MemoryRows(count=64, vocab=VOCAB, context=CONTEXT)
+    ids = torch.from_numpy(rows.ids(list(range(ROWS)))).cuda()
+    ids, targets = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        parts.loss_sum(ids, targets)
+    known = [*parts.model.parameters(), *parts.model.buffers(), ids, targets]
+    for tensor in known:
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    stream = ROWS * CONTEXT * parts.model.config.width * torch.bfloat16.itemsize
+    head = parts.model.head.weight.nbytes + stream  # the loss's gradients, ready when it returns
+    a_layer = (sum(kept.values()) - head - stream) / stream / parts.model.config.layers
+    assert 10 < a_layer < 12.5, a_layer
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, found {torch.cuda.device_count()}")

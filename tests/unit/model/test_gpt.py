@@ -6,7 +6,7 @@ from torch import Tensor
 
 from model.attention.backends import BACKENDS, reference
 from model.cache import KVCache
-from model.gpt import GPT, cap, rotary_tables, rotate
+from model.gpt import GPT, blend, cap, rotary_tables, rotate
 from tests.small_gpt import small_config, small_gpt
 
 SHAPES = {
@@ -189,3 +189,36 @@ def test_recomputed_layers_change_nothing() -> None:
         model(ids).square().sum().backward()
     for ours, theirs in zip(recomputed.parameters(), kept.parameters(), strict=True):
         assert ours.grad is None or torch.equal(ours.grad, theirs.grad)
+
+
+def test_a_blend_has_the_gradients_of_its_formula() -> None:
+    results = []
+    for formula in (blend, lambda x, start, residual, skip: residual * x + skip * start):
+        torch.manual_seed(0)
+        inputs = [torch.randn(2, 5, 8, requires_grad=True) for _ in range(2)]
+        inputs += [torch.tensor(value, requires_grad=True) for value in (0.9, 0.2)]
+        y = formula(*inputs)
+        y.backward(torch.randn(2, 5, 8))
+        results.append([y, *(x.grad for x in inputs)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+    in_bf16 = blend(*(x.bfloat16() for x in inputs[:2]), *inputs[2:])
+    assert in_bf16.dtype == torch.bfloat16
+
+
+def test_compiled_it_has_the_same_gradients() -> None:
+    """Where the compiler is told what to compute again, too."""
+    ids, gradients = ids_of(2, 32), []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model = small_gpt(value_layers=(0, 1))
+
+        def loss(ids: Tensor, model: GPT = model) -> Tensor:
+            return model.logits(model(ids)).square().mean()
+
+        if compiled:  # without generating code, which takes long and is torch's to test
+            loss = torch.compile(loss, backend="aot_eager_decomp_partition", fullgraph=True, dynamic=False)
+        loss(ids).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)

@@ -7,7 +7,7 @@ import torch
 
 from config.errors import UserError
 from model.kernels import mlp
-from model.linear import refresh
+from model.linear import Embedding, refresh
 from model.precision import measure, recipes
 from model.precision.bf16 import Bf16, Bf16Mlp, Bf16Rows
 from model.precision.fp8 import Fp8
@@ -96,6 +96,23 @@ def test_an_embedding_in_bf16_has_the_gradient_of_torchs() -> None:
     torch.testing.assert_close(table.grad, expected.grad, rtol=1e-2, atol=1e-2)
 
 
+def test_scaled_rows_have_the_gradients_of_a_lookup_times_factors() -> None:
+    ids, weight = torch.tensor([[1, 1, 3], [9, 1, 0]]), torch.randn(10, 8)
+    results = []
+    for form in (None, Bf16Rows(weight)):
+        table = Embedding(10, 8)
+        table.weight = torch.nn.Parameter(weight.bfloat16().float())
+        table.format = form
+        refresh(table)
+        factors = torch.linspace(-1, 2, 12).view(2, 3, 2).requires_grad_()
+        rows = table.scaled(ids, factors)
+        assert rows.shape == (2, 3, 2, 4)
+        (rows * torch.arange(4)).sum().backward()
+        results.append((rows, factors.grad, table.weight.grad))
+    for found, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
 def test_an_mlp_in_bf16_has_the_gradients_of_its_parts() -> None:
     model = small_gpt()
     resolve("bf16", CPU).apply(model)
@@ -117,18 +134,27 @@ def test_fp8_stays_away_from_shapes_where_it_lost(monkeypatch) -> None:
     """The smallest products lose, by what was measured; the choice is by shape, and can be taken up again."""
     model = small_gpt(width=256, heads=2, kv_heads=2, mlp_width=1024, vocab_size=256)
     monkeypatch.setattr(measure, "_fp8_ms", lambda _rows, outputs, inputs, _device: 1.0 + 1e-6 * outputs * inputs)
-    monkeypatch.setattr(measure, "_bf16_ms", lambda _rows, outputs, inputs, _device: 1e-5 * outputs * inputs)
+    monkeypatch.setattr(measure, "_bf16_ms", lambda _rows, outputs, inputs, _parts, _device: 1e-5 * outputs * inputs)
+    monkeypatch.setattr(measure, "_parts_ms", lambda *_: {1: 1.0, 2: 0.5, 4: 0.6})
+    choices = Recipe("fp8", torch.bfloat16, "", torch.device("cuda")).measure(model, rows=64)
     recipe = Recipe("fp8", torch.bfloat16, "", CPU)
-    choices = recipe.measure(model, rows=64)
-    assert choices["256x256"] == {"format": "bf16", "fp8_ms": 1.066, "bf16_ms": 0.655}
+    assert choices["256x256"] == {"format": "bf16", "parts": 2, "fp8_ms": 1.066, "bf16_ms": 0.655}
     assert choices["768x256"]["format"] == choices["1024x256"]["format"] == "fp8"
     recipe.apply(model, choices)
     attention, block = model.blocks[0].attention, model.blocks[0].mlp
     assert isinstance(attention.out.format, Bf16) and isinstance(attention.qkv.format, Fp8)
+    assert attention.out.format.parts == 2
     assert isinstance(block.up.format, Fp8)
     assert block.down.format.bound == "relu2" and attention.qkv.format.bound == "norm"
     assert isinstance(model.blocks[1].attention.gate.format, Bf16), "too small for 8 bits"
-    assert Recipe("bf16", torch.bfloat16, "", CPU).measure(model, rows=64) == {}
+    assert recipe.measure(model, rows=64) == {}, "nothing to choose on a CPU"
+    in_bf16 = Recipe("bf16", torch.bfloat16, "", torch.device("cuda")).measure(model, rows=64)
+    assert in_bf16["768x256"] == {"format": "bf16", "parts": 2, "bf16_ms": 1.966}
+
+
+def test_a_gradient_is_summed_in_parts_only_where_that_is_clearly_faster() -> None:
+    assert measure.fewest_milliseconds({1: 1.0, 2: 0.99, 4: 1.2}) == 1
+    assert measure.fewest_milliseconds({1: 1.0, 2: 0.95, 4: 0.9, 8: 0.92}) == 4
 
 
 def test_four_bits_leave_the_head_and_the_last_layers_alone() -> None:
