@@ -56,7 +56,7 @@ CLASSES: tuple[tuple[str, str], ...] = (
         r"embedding|indexing_backward|index_put|indexSelect|vectorized_gather|compute_grad_weight|sum_and_scatter"
         r"|RadixSort|krn_partial|index_elementwise",
     ),
-    ("matrix multiply", r"nvjet|gemm|gemv|cublas|splitKreduce|triton_tem_fused\w*mm"),
+    ("matrix multiply", r"nvjet|gemm|Gemm|gemv|cublas|splitKreduce|triton_tem_fused\w*mm"),
     (OTHER, r"^Mem(cpy|set)|direct_copy|CatArrayBatchedCopy|nccl"),
     (
         "norm, pointwise",

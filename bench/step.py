@@ -144,6 +144,7 @@ def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     started = time.perf_counter()
     step = build(args)
+    built = time.perf_counter() - started
     device = step.rows.device
     gc.disable()
     seconds, losses = [], []
@@ -180,6 +181,7 @@ def main(argv: list[str] | None = None) -> None:
         "gib": gib,
         "loss": losses[-1],
         "params": sum(parameter.numel() for parameter in step.parts.model.parameters()),
+        "built_s": round(built, 1),
         "first_step_s": round(first, 1),
         "recompute": args.recompute,
         "choices": step.parts.choices,

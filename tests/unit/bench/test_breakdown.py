@@ -18,6 +18,7 @@ from config.errors import UserError
 # Names as profilers print them, long ones cut off within their template arguments.
 NAMES = {
     "matrix multiply": [
+        "kernel_cutlass_kernel_quackepiloguefrontendGemmMod_dact_epi_ff0e5e31da019894__c_sm9_object_at__TiledMMA",
         "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NTT",
         "nvjet_tst_128x256_64x4_2x1_v_bz_coopB_TNT",
         "nvjet_qqtst_112x128_128x7_2x1_v_bz_coopA_algo2_TNN",
