@@ -7,6 +7,7 @@ compute as before.
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import pairwise
 from statistics import median
 
 import torch
@@ -96,13 +97,21 @@ def _bf16_ms(rows: int, outputs: int, inputs: int, parts: int, device: torch.dev
 
 
 def _milliseconds(work: Callable[[], object]) -> float:
-    times = []
-    for repeat in range(REPEATS + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+    """The GPU's time alone, of a recorded graph. In training the launches run ahead of the GPU; timed call by call on a
+    slow host they would count for more than small products, and so decide."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # kernels are loaded and workspaces taken before the recording, as it asks
         work()
-        end.record()
-        torch.cuda.synchronize()
-        if repeat >= 2:  # the first two load kernels and raise the clock
-            times.append(begin.elapsed_time(end))
-    return median(times)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 1)]
+    for _ in range(2):
+        graph.replay()
+    for mark in marks:
+        mark.record()
+        graph.replay()
+    torch.cuda.synchronize()
+    return median(start.elapsed_time(stop) for start, stop in pairwise(marks))

@@ -1,5 +1,7 @@
 """Triton and QuACK kernels on the GPU, each against the plain torch version of the same operator or a reference."""
 
+import time
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from model.kernels.rotary import rotary, rotary_backward
 from model.kernels.rotary_fp8 import rotary_backward_fp8
 from model.linear import Linear
 from model.objective import fused
+from model.precision import measure
 from model.precision.bf16 import Bf16, weight_gradient
 from model.precision.fp8 import Fp8
 from model.precision.fp8_mlp import Fp8Mlp
@@ -174,3 +177,16 @@ def test_quacks_epilogues_or_the_reason_against_them() -> None:
     d_h, again = mlp.down_backward(gradient, weight.mT.contiguous(), h)
     exact = gradient.float() @ weight.float().mT * 2 * F.relu(h.float())
     assert relative(d_h, exact) < 1e-2 and relative(again, F.relu(h.float()).square()) < 5e-3
+
+
+def test_what_is_fastest_is_measured_on_the_gpu_alone() -> None:
+    """A product's time does not grow with what the host does between its launches."""
+    choices = measure.fastest([(256, 512)], 4096, GPU, fp8=True)
+    assert set(choices["256x512"]) == {"format", "parts", "bf16_ms", "fp8_ms"}
+    x = random(4096, 512)
+
+    def work() -> None:
+        time.sleep(0.005)
+        x @ x.mT
+
+    assert 0 < measure._milliseconds(work) < 2
