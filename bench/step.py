@@ -184,6 +184,7 @@ def main(argv: list[str] | None = None) -> None:
         "built_s": round(built, 1),
         "first_step_s": round(first, 1),
         "recompute": args.recompute,
+        "seed": args.seed,
         "choices": step.parts.choices,
     }
     if args.data:
