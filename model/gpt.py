@@ -6,8 +6,7 @@ layers each token adds a learnt vector to its value, scaled a head by a gate rea
 Shapes: B batch, T positions, C width, H heads, D head dimension, V vocabulary.
 """
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -49,25 +48,37 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
 
-def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
-    """function(*inputs), whose intermediate tensors a compiled backward pass computes again instead of keeping them.
+class _BlendedNorm(torch.autograd.Function):
+    """Blends in one with their norm, made again in the backward pass instead of kept: less to write, less to keep."""
 
-    For element-wise work on what is kept anyway, which the compiler fuses into the kernels that need it: less to write,
-    less to keep.
-    """
-    if torch.compiler.is_compiling() and torch.is_grad_enabled():
-        return checkpoint(function, *inputs, use_reentrant=False)
-    return function(*inputs)
+    @staticmethod
+    def forward(ctx, x, start, residual, skip):
+        ctx.save_for_backward(x, start, residual, skip)
+        blended = residual * x + skip * start
+        return blended, norm(blended)
+
+    @staticmethod
+    def backward(ctx, d_blended, d_normed):
+        x, start, residual, skip = ctx.saved_tensors
+        wide_x, wide_start, d_normed = x.float(), start.float(), d_normed.float()
+        # The sum in another order than forward: the compiler would take an equal one for that, and keep its result.
+        blended = skip * wide_start + residual * wide_x
+        inverse = torch.rsqrt(blended.square().mean(dim=-1, keepdim=True) + EPSILON)
+        normed = blended * inverse
+        along = (d_normed * normed).mean(dim=-1, keepdim=True)
+        gradient = d_blended.float() + inverse * (d_normed - normed * along)
+        # Row by row first, which the compiler fuses with the above; over everything at once it would be another pass.
+        by_residual = (gradient * wide_x).sum(dim=-1).sum()
+        by_skip = (gradient * wide_start).sum(dim=-1).sum()
+        return (residual * gradient).to(x.dtype), (skip * gradient).to(x.dtype), by_residual, by_skip
 
 
-def blend(x: Tensor, start: Tensor, residual: Tensor, skip: Tensor) -> Tensor:
-    """What a layer reads: residual × x + skip × start, x being the stream (B, T, C) and start its beginning."""
+def blended_norm(x: Tensor, start: Tensor, residual: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """What a layer reads, residual × x + skip × start, and its norm; x is the stream (B, T, C), start its beginning."""
     if x is start:  # the first layer
-        return (residual + skip) * x
-    # A factor a row, though all are the same: the scalars' gradients are then summed row by row first, which the
-    # compiler fuses into the norm's backward; as sums over everything at once they would be a pass of their own.
-    residual, skip = (scalar.expand(*x.shape[:-1], 1) for scalar in (residual, skip))
-    return (residual * x + skip * start).to(x.dtype)
+        blended = (residual + skip) * x
+        return blended, norm(blended)
+    return _BlendedNorm.apply(x, start, residual, skip)
 
 
 def queries_keys_values(qkv: Tensor, rotary: tuple[Tensor, Tensor], heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,9 +150,16 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Tensor, value: Value | None, rotary: tuple[Tensor, Tensor], attend: Attend, cache: Cache | None
+        self,
+        x: Tensor,
+        normed: Tensor,
+        value: Value | None,
+        rotary: tuple[Tensor, Tensor],
+        attend: Attend,
+        cache: Cache | None,
     ) -> Tensor:
-        x = x + self.attention(norm(x), value, rotary, attend, cache)
+        """The stream x (B, T, C), with its norm, to the stream after the block."""
+        x = x + self.attention(normed, value, rotary, attend, cache)
         return x + self.mlp(norm(x))
 
 
@@ -211,11 +229,11 @@ class GPT(nn.Module):
         residual_scale, skip_scale = self.residual_scale.unbind(), self.skip_scale.unbind()
         for layer, block in enumerate(self.blocks):
             value = (self.value_embeddings[str(layer)], ids) if layer in self.config.value_layers else None
-            x = recomputed(blend, x, start, residual_scale[layer], skip_scale[layer])
+            x, normed = blended_norm(x, start, residual_scale[layer], skip_scale[layer])
             if self.recompute[layer] and torch.is_grad_enabled():
-                x = checkpoint(block, x, value, rotary, self.attend, cache, use_reentrant=False)
+                x = checkpoint(block, x, normed, value, rotary, self.attend, cache, use_reentrant=False)
             else:
-                x = block(x, value, rotary, self.attend, cache)
+                x = block(x, normed, value, rotary, self.attend, cache)
         return norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from model.attention.backends import BACKENDS, reference
 from model.cache import KVCache
-from model.gpt import GPT, blend, cap, rotary_tables, rotate
+from model.gpt import GPT, blended_norm, cap, norm, rotary_tables, rotate
 from tests.small_gpt import small_config, small_gpt
 
 SHAPES = {
@@ -191,19 +191,23 @@ def test_recomputed_layers_change_nothing() -> None:
         assert ours.grad is None or torch.equal(ours.grad, theirs.grad)
 
 
-def test_a_blend_has_the_gradients_of_its_formula() -> None:
+def test_a_blend_and_its_norm_have_the_gradients_of_their_formulas() -> None:
+    def formula(x: Tensor, start: Tensor, residual: Tensor, skip: Tensor) -> tuple[Tensor, Tensor]:
+        blended = residual * x + skip * start
+        return blended, norm(blended)
+
     results = []
-    for formula in (blend, lambda x, start, residual, skip: residual * x + skip * start):
+    for function in (blended_norm, formula):
         torch.manual_seed(0)
         inputs = [torch.randn(2, 5, 8, requires_grad=True) for _ in range(2)]
         inputs += [torch.tensor(value, requires_grad=True) for value in (0.9, 0.2)]
-        y = formula(*inputs)
-        y.backward(torch.randn(2, 5, 8))
-        results.append([y, *(x.grad for x in inputs)])
+        outputs = function(*inputs)
+        torch.autograd.backward(outputs, [torch.randn(2, 5, 8) for _ in outputs])
+        results.append([*outputs, *(x.grad for x in inputs)])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected)
-    in_bf16 = blend(*(x.bfloat16() for x in inputs[:2]), *inputs[2:])
-    assert in_bf16.dtype == torch.bfloat16
+    in_bf16 = blended_norm(*(x.bfloat16() for x in inputs[:2]), *inputs[2:])
+    assert all(x.dtype == torch.bfloat16 for x in in_bf16)
 
 
 def test_compiled_it_has_the_same_gradients() -> None:
