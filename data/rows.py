@@ -7,6 +7,8 @@ import numpy as np
 
 from data.manifest import mask_name, read_manifest, resolve_folder, verify
 
+IGNORE = -1  # a target that is not learned
+
 
 class Rows:
     """The rows of one split ("train" or "validation") of a manifest. Safe to share between threads.
@@ -50,6 +52,28 @@ class Rows:
         if padding := self.figures["padding"]:  # rows without a mask file are full, but for the last one's end
             mask[indices == len(self) - 1, -padding:] = 0
         return mask
+
+    def read(self, indices: np.ndarray, inputs: np.ndarray, targets: np.ndarray) -> None:
+        """Write the rows into `inputs` (n, T) and their next tokens into `targets` (n, T), IGNORE where they are not
+        learned: int64, in place, without other memory."""
+        which = np.searchsorted(self._ends, indices, side="right")
+        for at, (index, number) in enumerate(zip(indices.tolist(), which.tolist(), strict=True)):
+            row = index - int(self._ends[number]) + len(self._ids[number])
+            ids, target = self._ids[number][row], targets[at]
+            inputs[at] = ids[:-1]
+            target[:] = ids[1:]
+            if self._masks:
+                target -= IGNORE  # as id + 1, so that 0 stands where nothing is learned
+                target *= self._masks[number][row, 1:]
+                target += IGNORE
+            elif index == len(self) - 1 and self.figures["padding"]:
+                target[-self.figures["padding"] :] = IGNORE
+
+    def targets(self, indices: np.ndarray) -> int:
+        """How many targets of these rows are learned."""
+        if self._masks:
+            return int(self.target_counts[indices].sum())
+        return len(indices) * self.context - int((indices == len(self) - 1).sum()) * self.figures["padding"]
 
     @cached_property
     def target_counts(self) -> np.ndarray:

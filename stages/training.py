@@ -155,7 +155,9 @@ def _train(
             ranks.world,
             config.seed,
             start=position.step,
-            prefetch=run.prefetch,
+            slots=run.loader_slots,
+            threads=run.loader_threads,
+            device=ranks.device,
         )
         watch = Watch(stage, parts.model, tokenizer, telemetry, updates)
         job = Job(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from data.loader import Loader, Update
+from data.rows import IGNORE
 from model.gpt import GPT
 from model.objective import loss_sum
 from tests.small_gpt import small_config
@@ -45,6 +46,13 @@ class MemoryRows:
 
     def mask(self, indices: np.ndarray) -> np.ndarray:
         return self._mask[indices]
+
+    def read(self, indices: np.ndarray, inputs: np.ndarray, targets: np.ndarray) -> None:
+        inputs[:] = self._ids[indices, :-1]
+        targets[:] = np.where(self._mask[indices, 1:], self._ids[indices, 1:], IGNORE)
+
+    def targets(self, indices: np.ndarray) -> int:
+        return int(self.target_counts[indices].sum())
 
     @property
     def target_counts(self) -> np.ndarray:

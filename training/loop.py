@@ -24,16 +24,17 @@ from training.telemetry import Telemetry, progress_line
 
 
 class MicroBatch(Protocol):
-    """Rows for one forward and backward pass: (B, T) token ids and targets."""
+    """Rows for one forward and backward pass: (B, T) token ids and targets, on the device."""
 
     inputs: Tensor
     targets: Tensor
 
 
 class Update(Protocol):
-    """This rank's micro-batches of one optimizer step; `targets` counts target tokens over all ranks."""
+    """This rank's micro-batches of one optimizer step, gone through once; `targets` counts target tokens over all
+    ranks."""
 
-    micro_batches: Sequence[MicroBatch]
+    micro_batches: Iterable[MicroBatch]
     targets: int
 
 
@@ -170,7 +171,7 @@ def _accumulate(job: Job, update: Update) -> Tensor:
     device = job.ranks.device
     summed = torch.zeros((), device=device)
     for batch in update.micro_batches:
-        loss = job.loss_sum(batch.inputs.to(device, non_blocking=True), batch.targets.to(device, non_blocking=True))
+        loss = job.loss_sum(batch.inputs, batch.targets)
         loss.backward()
         summed += loss.detach()
     job.ranks.sum_([parameter.grad for parameter in job.model.parameters()])

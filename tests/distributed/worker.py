@@ -48,14 +48,14 @@ def whole_state(job: Job) -> dict[str, torch.Tensor]:
 def do(task: str, ranks: Ranks) -> None:
     what, name, *rest = task.split(":")
     folder, rows, seen = Path(name), MemoryRows(vocab=VOCAB), []
-    read = Loader.read
+    following = Loader.__next__
 
-    def noted(loader: Loader, index: int):
-        update = read(loader, index)
-        seen.append((index, update.row_ids, len(update.micro_batches)))
+    def noted(loader: Loader):
+        update = following(loader)
+        seen.append((update.index, update.row_ids, len(update.micro_batches)))
         return update
 
-    Loader.read = noted
+    Loader.__next__ = noted
     if what == "train":
         job = small_job(folder, int(rest[0]), ranks, **JOB)
         run_job(job, rows)
@@ -71,7 +71,7 @@ def do(task: str, ranks: Ranks) -> None:
             run_job(job, rows)
         except StoppedError as stopped:
             seen.append(str(stopped))
-    Loader.read = read
+    Loader.__next__ = following
     result = {"state": whole_state(job), "steps": job.optimizer.steps, "seen": seen}
     torch.save(result, folder / f"{what}-{ranks.world}-{ranks.rank}.pt")
 

@@ -49,7 +49,9 @@ def test_an_experiment_does_the_same(trained: Clone, clone: Clone) -> None:
 
 
 def test_how_a_run_is_carried_out_retrains_nothing(trained: Clone, clone: Clone) -> None:
-    clone.params("mini", {"run": {"log_updates": 7, "checkpoint_updates": 3, "prefetch": 1, "sample_prompts": ["Hi"]}})
+    clone.params(
+        "mini", {"run": {"log_updates": 7, "checkpoint_updates": 3, "loader_slots": 2, "sample_prompts": ["Hi"]}}
+    )
     assert clone.repro().stages == ["resolve"]
     assert changed(clone, trained) == []
 
