@@ -55,6 +55,7 @@ class _Job:
     path: Path
     sha256: str | None
     size: int | None
+    bearer: str | None
     timeout: float
 
     def beside(self, suffix: str) -> Path:
@@ -92,6 +93,8 @@ def fetch(
     *,
     sha256: str | None = None,
     size: int | None = None,
+    suffix: str = "",
+    bearer: str | None = None,
     verify: bool = False,
     patience: Patience | None = None,
     progress: Progress | None = None,
@@ -101,7 +104,8 @@ def fetch(
 
     `sha256` (hex) and `size` (bytes) are what the file has to be; without them the server's own word on the length
     counts. A file that is there is trusted by its size and modification time, or with `verify` by its hash; the server
-    isn't asked again. Processes that want the same file wait for the first one.
+    isn't asked again. Processes that want the same file wait for the first one. The file's name ends in `suffix`,
+    whether the URL's does or not; `bearer` is a token for the URL's own host.
 
     Raises UserError when the file can't be had or isn't what was expected, and when the disk is full. What a message
     shows of the URL has no password and no query, which may hold a token.
@@ -110,9 +114,10 @@ def fetch(
     job = _Job(
         url=url,
         shown=shown_url(url),
-        path=folder / file_name(url),
+        path=folder / (name if (name := file_name(url)).lower().endswith(suffix) else name + suffix),
         sha256=sha256.lower() if sha256 else None,
         size=size,
+        bearer=bearer,
         timeout=patience.timeout,
     )
     folder.mkdir(parents=True, exist_ok=True)
@@ -211,7 +216,7 @@ def _resumable(job: _Job) -> tuple[int, _Sent | None]:
 
 def _answer(job: _Job, headers: dict[str, str]) -> http.client.HTTPResponse:
     try:
-        return open_url(job.url, headers, job.timeout)
+        return open_url(job.url, headers, job.timeout, job.bearer)
     except FailedError as failure:
         if failure.status == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             job.discard_part()

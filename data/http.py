@@ -24,16 +24,17 @@ class FailedError(Exception):
         self.status, self.wait = status, wait
 
 
-def open_url(url: str, headers: dict[str, str], timeout: float) -> http.client.HTTPResponse:
+def open_url(url: str, headers: dict[str, str], timeout: float, bearer: str | None = None) -> http.client.HTTPResponse:
     """The server's answer with status 200 or 206, after redirects, its body unread and as it was sent.
 
-    `timeout` is in seconds, to connect and for each read. User and password go to the URL's own host alone. Raises
-    FailedError where another attempt may help, otherwise UserError; neither shows more of the URL than `shown_url`.
+    `timeout` is in seconds, to connect and for each read. User and password, or the token `bearer`, go to the
+    URL's own host alone. Raises FailedError where another attempt may help, otherwise UserError; neither shows more of
+    the URL than `shown_url`.
     """
     headers = {"Accept-Encoding": "identity", "User-Agent": "tandem", **headers}
     request = urllib.request.Request(request_url(url), headers=headers)
-    if pair := authorization(url):
-        request.add_unredirected_header("Authorization", pair)
+    if secret := f"Bearer {bearer}" if bearer else authorization(url):
+        request.add_unredirected_header("Authorization", secret)
     try:
         response = _opener().open(request, timeout=timeout)
     except urllib.error.HTTPError as error:

@@ -1,4 +1,8 @@
-"""Which files a profile reads, with their sizes and hashes: what makes an edited text rerun the stages that read it."""
+"""Which files a profile reads, with their sizes and hashes: what makes an edited text rerun the stages that read it.
+
+Of sources that lie elsewhere it holds what the profile says, and asks no server: a file that was downloaded stays as it
+is until its copy is deleted, and shard manifests record what it was.
+"""
 
 import hashlib
 import json
@@ -9,7 +13,7 @@ from config.paths import ROOT
 from data.config import MIXTURES, DataConfig, Source
 from data.sources import list_files
 
-Entry = dict[str, str | int]
+Entry = dict[str, str | int | None]
 
 
 def take(config: DataConfig, cache: Path) -> dict[str, list[Entry]]:
@@ -35,6 +39,10 @@ def take(config: DataConfig, cache: Path) -> dict[str, list[Entry]]:
 def _entries(sources: tuple[Source, ...], known: dict[str, list], seen: dict[str, list]) -> list[Entry]:
     entries: dict[str, Entry] = {}
     for source in sources:
+        if source.url is not None:
+            entries[source.name] = {"path": source.name, "bytes": source.bytes, "sha256": source.sha256}
+        if source.hub is not None:
+            entries[source.name] = {"path": source.name, "revision": source.revision}
         if source.path is None:
             continue
         relative = not Path(source.path).expanduser().is_absolute()

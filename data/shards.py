@@ -22,6 +22,7 @@ from data.manifest import FORMAT, resolve_folder
 from data.mixture import Placed, place
 from data.packing import Packer
 from data.progress import Progress
+from data.remote import provenance
 from data.shard_files import ShardWriter, disk_full, sweep
 from data.sources import list_files
 from data.tokenizer import Tokenizer
@@ -63,9 +64,9 @@ def _estimate(sources: tuple[Source, ...], tok: Tokenizer, mixture: str) -> floa
     """Roughly the bytes that a mixture's shards take."""
     text = 0.0
     for source in sources:
-        if source.path is None:
+        if source.builtin is not None:
             text += source.weight * 400 * (source.count or 0)
-        else:
+        elif source.path is not None:
             text += source.weight * sum(f.stat().st_size * _UNPACKED.get(f.suffix, 1.0) for f in list_files(source))
     return text * _TOKENS_PER_BYTE * (_dtype(tok.vocab_size).itemsize + (mixture in MASKED))
 
@@ -93,7 +94,7 @@ class _Build:
         work_folder: Path,
     ) -> None:
         self._mixture, self._sources, self._tok, self._config = mixture, sources, tok, config
-        self._folder, self._cache = folder, work_folder / "datasets"
+        self._folder, self._cache = folder, resolve_folder(config.cache_folder)
         self._masked = mixture in MASKED
         self._row_tokens = config.context + 1
         self._counts = [Counter[str]() for _ in sources]
@@ -126,7 +127,14 @@ class _Build:
             "folder": self._config.shard_folder,
             "splits": splits,
             "sources": [
-                {"source": source.name, "weight": source.weight, **figures, "skipped": skipped, "changed": changed}
+                {
+                    "source": source.name,
+                    "weight": source.weight,
+                    **figures,
+                    "skipped": skipped,
+                    "changed": changed,
+                    **provenance(source, self._cache),
+                }
                 for source, figures, (skipped, changed) in zip(
                     self._sources, self._figures, map(_skipped_and_changed, self._counts), strict=True
                 )

@@ -1,7 +1,8 @@
 """Sources to documents: the files a source names, and what is in them.
 
 Files are read as streams through the `datasets` library, which opens plain, compressed and columnar ones alike.
-It is imported when the first file is read: `list_files` alone serves the resolve stage, which has to be quick.
+It is imported when the first file is read, and so is what downloads files: `list_files` alone serves the resolve
+stage, which has to be quick.
 """
 
 import codecs
@@ -18,12 +19,10 @@ from typing import IO, Any
 
 from config.errors import UserError
 from config.paths import ROOT
-from data.config import Source
+from data.config import SUFFIXES, Source
 from data.conversation import Document
 from data.records import parse
 from data.text import shortened
-
-SUFFIXES = (".txt", ".md", ".jsonl", ".jsonl.gz", ".parquet")
 
 _FILES_AT_ONCE = 1000  # text files in one call of the library, whose fixed cost is milliseconds
 
@@ -58,23 +57,35 @@ def read_source(
 ) -> Iterator[Document]:
     """Every document of a source once, in a fixed order. `weight` is the mixture's matter.
 
-    `cache_folder` is the library's; `skipped` counts by reason what was left out. Raises UserError for a file that
-    cannot be read, with its name and the place in it.
+    `cache_folder` is the profile's: files from elsewhere are downloaded to it. `skipped` counts by reason what was left
+    out. Raises UserError for a file that cannot be had or read, with its name and the place in it.
     """
     if source.builtin is not None:
         yield from _generated(source, mixture, seed)
-        return
-    files = list_files(source)
+    elif source.path is not None:
+        yield from _read_files(list_files(source), source.name, cache_folder, skipped)
+    else:
+        from data.remote import local_copies
+
+        for name, copy in local_copies(source, cache_folder):
+            try:
+                yield from _read_files([copy], source.name, cache_folder, skipped)
+            except UserError as error:
+                raise UserError(f"{name}: {error}; to download it again, delete {copy}") from None
+
+
+def _read_files(files: list[Path], name: str, cache_folder: Path, skipped: Counter[str]) -> Iterator[Document]:
+    library = cache_folder / "library"
     texts = [file for file in files if file.name.lower().endswith((".txt", ".md"))]
     for start in range(0, len(texts), _FILES_AT_ONCE):
-        for text in _read_texts(texts[start : start + _FILES_AT_ONCE], cache_folder):
-            yield from _document({"text": text}, source.name, skipped)
+        for text in _read_texts(texts[start : start + _FILES_AT_ONCE], library):
+            yield from _document({"text": text}, name, skipped)
     for file in files:
         if file.name.lower().endswith((".txt", ".md")):
             continue
-        for place, record in _read_records(file, cache_folder):
+        for place, record in _read_records(file, library):
             try:
-                yield from _document(record, source.name, skipped)
+                yield from _document(record, name, skipped)
             except ValueError as error:
                 raise UserError(f"{file}: {place}: {error}: {shortened(_as_json(record))}") from None
 

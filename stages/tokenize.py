@@ -3,6 +3,7 @@
 from config.errors import run_main
 from config.profile import read_section
 from data.config import DataConfig, TokenizerConfig
+from data.manifest import resolve_folder
 from data.mixture import sample_texts
 from data.tokenizer import Tokenizer
 from stages.process import start
@@ -11,7 +12,8 @@ from stages.process import start
 def main() -> None:
     paths = start("tokenize")
     config = read_section(paths, "tokenizer", TokenizerConfig)
-    texts = sample_texts(read_section(paths, "data", DataConfig), config.sample_megabytes, paths.work / "datasets")
+    data = read_section(paths, "data", DataConfig)
+    texts = sample_texts(data, config.sample_megabytes, resolve_folder(data.cache_folder))
     tokenizer = Tokenizer.train(texts, config.vocab_size)
     paths.tokenizer.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(paths.tokenizer)

@@ -17,6 +17,18 @@ from data.config import DataConfig, Source, TokenizerConfig
         ({"path": "x", "weight": float("nan")}, "weight"),
         ({"path": "x", "weigth": 1.0}, "weigth"),
         ({"path": 3}, "string"),
+        ({"path": "x", "url": "http://host/x.txt"}, "exactly one of .* found `path` and `url`"),
+        ({"url": "ftp://host/x.txt"}, "`url` must be http"),
+        ({"url": "http:///x.txt"}, "`url` must be http"),
+        ({"url": "http://me:secret@[host/x.txt"}, "`url` must be http"),
+        ({"url": "http://host/x.zip"}, "`format`"),
+        ({"url": "http://host/x.txt", "format": "zip"}, "format"),
+        ({"url": "http://host/x.txt", "sha256": "abc"}, "64 hexadecimal"),
+        ({"url": "http://host/x.txt", "bytes": -1}, "at least 0"),
+        ({"path": "x", "sha256": "0" * 64}, "`sha256` goes with `url`"),
+        ({"url": "http://host/x.txt", "split": "train"}, "`split` goes with `hub`"),
+        ({"hub": "not a name"}, "must be a data set's name"),
+        ({"hub": "a/b/c"}, "must be a data set's name"),
     ],
 )
 def test_impossible_sources(settings: dict, message: str) -> None:
@@ -38,6 +50,12 @@ def test_reads_what_yaml_holds() -> None:
     config = TypeAdapter(DataConfig).validate_json(text)
     assert config.pretrain == (Source(path="a", weight=2.0),)
     assert config.sft[0].name == "builtin:chats"
+
+
+def test_names_show_no_secret() -> None:
+    assert Source(url="https://me:word@host:8/a/b.txt?key=1#part").name == "https://host:8/a/b.txt"
+    assert Source(hub="a/b").name == "hub:a/b"
+    assert Source(hub="a/b", subset="c", split="d", files="*1*").name == "hub:a/b:c:d:*1*"
 
 
 def test_vocabulary_holds_bytes_and_marks() -> None:
