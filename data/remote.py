@@ -13,6 +13,7 @@ from queue import Queue
 from typing import Any
 
 from config.files import read_json
+from data import hub
 from data.config import Source
 from data.downloads import Patience, fetch
 from data.text import readable_size
@@ -41,10 +42,22 @@ def is_remote(source: Source) -> bool:
 
 
 def remote_files(source: Source, cache_folder: Path) -> list[RemoteFile]:
-    """The files of a source with a `url`. Raises UserError where they can't be told."""
-    assert source.url is not None
-    suffix = f".{source.format}" if source.format else ""
-    return [RemoteFile(source.url, source.name, source.sha256, source.bytes, suffix)]
+    """The files of a source with a `url` or a `hub`. Raises UserError where they can't be told."""
+    if source.url is not None:
+        suffix = f".{source.format}" if source.format else ""
+        return [RemoteFile(source.url, source.name, source.sha256, source.bytes, suffix)]
+    found, bearer = hub.listing(source, cache_folder, PATIENCE), hub.token()
+    return [
+        RemoteFile(
+            url=hub.file_url(source, found.commit, file.path),
+            shown=f"hub:{source.hub}/{file.path}",
+            sha256=file.sha256,
+            bytes=file.bytes,
+            suffix="",
+            bearer=bearer,
+        )
+        for file in found.files
+    ]
 
 
 def local_copies(source: Source, cache_folder: Path) -> Iterator[tuple[str, Path]]:
@@ -91,7 +104,8 @@ def provenance(source: Source, cache_folder: Path) -> dict[str, Any]:
         copy = _fetched(file, cache_folder, threading.Event())
         note = read_json(copy.with_name(f"{copy.name}.json"), "a note of a download")
         found.append({"path": file.shown, "bytes": note["bytes"], "sha256": note["sha256"]})
-    return {"files": found}
+    commit = {"commit": hub.listing(source, cache_folder, PATIENCE).commit} if source.hub is not None else {}
+    return {**commit, "files": found}
 
 
 class _StoppedError(Exception):

@@ -47,8 +47,8 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, handler: type["Handler"] | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), handler or Handler)
         self.files: dict[str, File] = {}
         self.faults: list[Fault] = []
         self.lasting = Fault()
@@ -62,7 +62,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """A client that hangs up is what the tests are about."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
 
@@ -108,9 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving() -> Iterator[Server]:
+def serving(handler: type[Handler] | None = None) -> Iterator[Server]:
     """A server in a thread of its own, asked directly whatever proxy the environment names."""
-    server = Server()
+    server = Server(handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

@@ -1,5 +1,7 @@
-"""Stage shard on a profile whose text lies behind a URL, on a server that does all sorts of things wrong: the shards are
-those of the same text in a local file, or there is one clear error and no file that counts."""
+"""Stage shard on a profile whose text lies behind a URL, on a server that does all sorts of things wrong.
+
+The shards are those of the same text in a local file, or there is one clear error and no file that counts.
+"""
 
 import gzip
 import hashlib
