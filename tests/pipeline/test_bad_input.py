@@ -77,7 +77,8 @@ def test_through_dvc_the_line_is_there_too_and_earlier_runs_stay(trained: Clone,
     clone.params("mine")
     done = clone.python("dvc", "repro")
     assert done.status != 0 and done.errors == [
-        "error: no profile `mine`; did you mean `mini`? There are: local, mini, smoke, tiny"
+        "error: no profile `mine`; did you mean `mini`? "
+        "There are: gpu-d12, h200-d20, h200-d24, local, mini, smoke, tiny"
     ]
     assert clone.weights("mini") == trained.weights("mini")
     clone.params("mini")

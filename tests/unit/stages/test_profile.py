@@ -1,5 +1,6 @@
 """The whole profile: every one that ships is right, and what is wrong between sections names its line."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from config.errors import UserError
 from config.paths import ROOT, TRAINING_STAGES
 from config.profile import profile_names, read_params, resolve
+from model.config import matmul_parameters, shape
 from stages.profile import check
 
 GOOD = """\
@@ -67,3 +69,23 @@ def test_params_name_a_profile_that_is_there() -> None:
 )
 def test_mistakes(tmp_path: Path, old: str, new: str, expected: str) -> None:
     assert expected in message(tmp_path, old, new)
+
+
+@pytest.mark.parametrize(("name", "depth"), [("gpu-d12", 12), ("h200-d20", 20), ("h200-d24", 24)])
+def test_profiles_of_the_real_runs_follow_the_depth_dial(name: str, depth: int) -> None:
+    """Tokens by parameters, batches by tokens, rates by width and batch; text enough for one pass, from the hub."""
+    profile = check(resolve(name, ROOT))
+    smallest = check(resolve("gpu-d12", ROOT)).pretrain.tokens
+    model = shape(profile.model, profile.tokenizer.vocab_size, profile.data.context)
+    config = profile.pretrain
+    assert model.layers == depth
+    assert 11.5 < config.tokens / matmul_parameters(model) < 12.5
+    assert config.batch_tokens == 2 ** round(19 + 0.383 * math.log2(config.tokens / smallest))
+    assert config.learning_rate == pytest.approx(0.02 * math.sqrt(config.batch_tokens / 2**19), rel=0.01)
+    assert config.embedding_ratio == pytest.approx(15 * (model.width / 768) ** -0.5, rel=0.01)
+    files = {"00[0-1]": 2, "00[0-7]": 8, None: 14}  # of the sample's 14, which are 10 billion tokens
+    (source,) = profile.data.pretrain
+    named = next(count for part, count in files.items() if part is None or part in (source.files or ""))
+    assert named / 14 * 10e9 > config.tokens
+    for mixture in (profile.data.pretrain, profile.data.midtrain, profile.data.sft):
+        assert mixture[0].hub is not None
