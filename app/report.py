@@ -13,6 +13,7 @@ from typing import Any
 from app.charts import LOSS, THROUGHPUT, Panel, bands, in_tokens, smooth, svg
 from app.figures import date, duration, percent, plain, si
 from app.markup import definitions, esc, flatten, missing, shorten, table
+from app.report_peek import peek
 from app.report_results import answers, chats, data, judged_tasks, tasks
 from app.run_record import RunRecord, StageRecord, first_number, number, read_run, step_of
 from config.errors import UserError
@@ -41,6 +42,7 @@ def _body(record: RunRecord) -> list[str]:
         ("tasks", "Tasks", tasks),
         ("chats", "Sample chats", chats),
         ("data", "Data", data),
+        ("peek", "A look at the data", peek),
         ("profile", "Profile", _profile),
         ("machine", "Machine and versions", _machine),
         ("notes", "Notes on this run", _notes),

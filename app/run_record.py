@@ -83,6 +83,7 @@ class RunRecord:
     stages: tuple[StageRecord, ...]
     evaluate: dict[str, Any] | None
     shards: dict[str, dict[str, Any]]
+    peek: dict[str, Any] | None = None
 
     @property
     def trained(self) -> list[StageRecord]:
@@ -102,6 +103,7 @@ def read_run(run: Path) -> RunRecord:
         ),
         evaluate=_object(run / "metrics" / "evaluate.json"),
         shards={stage: manifest for stage, manifest in shards.items() if manifest is not None},
+        peek=_object(run / "peek.json"),
     )
 
 

@@ -34,6 +34,11 @@ class RunPaths:
     def tokenizer(self) -> Path:
         return self.run / "tokenizer" / "tokenizer.json"
 
+    @property
+    def peek(self) -> Path:
+        """What a look at the data found, for the report."""
+        return self.run / "peek.json"
+
     def manifest(self, mixture: str) -> Path:
         """Shard manifest of one training stage's data."""
         return self.run / "shards" / f"{mixture}.json"

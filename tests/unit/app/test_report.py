@@ -18,7 +18,7 @@ from app.report_results import judged_tasks
 from app.run_record import read_run, read_stage
 from config.errors import UserError
 
-SECTIONS = ["loss", "speed", "learning", "tasks", "chats", "data", "profile", "machine", "notes"]
+SECTIONS = ["loss", "speed", "learning", "tasks", "chats", "data", "peek", "profile", "machine", "notes"]
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 LADDER = ["the the of a", "5x is the number 3", "5x = 10, so x = 10", "5x = 10, so x = 2"]
 CALL = "<|calculator_start|>4182*37<|calculator_end|><|output_start|>154734<|output_end|>"
@@ -226,7 +226,7 @@ def test_same_folder_same_bytes_wherever_it_lies(run, tmp_path):
 def test_an_empty_folder_says_what_is_missing(tmp_path):
     (tmp_path / "empty").mkdir()
     text = page(tmp_path / "empty")
-    assert text.count('class="missing"') == 8
+    assert text.count('class="missing"') == 9
     assert "n/a" in text
     with pytest.raises(UserError, match="not a folder"):
         write(tmp_path / "nowhere", tmp_path / "report.html")
@@ -347,8 +347,10 @@ sample_values = st.dictionaries(st.sampled_from(["prompt", "reply", "answer", "c
     samples=st.lists(sample_values | values, max_size=3),
     bits=values,
     manifest=st.dictionaries(st.sampled_from(["sources", "rows", "tokens", "by_source"]), values),
+    peek=values
+    | st.dictionaries(st.sampled_from(["sources", "lengths", "rows"]), st.lists(values, max_size=3) | values),
 )
-def test_no_content_of_any_shape_crashes_it(tmp_path_factory, logs, tasks, samples, bits, manifest):
+def test_no_content_of_any_shape_crashes_it(tmp_path_factory, logs, tasks, samples, bits, manifest, peek):
     run = tmp_path_factory.mktemp("any")
     for folder in ("events", "metrics", "shards"):
         (run / folder).mkdir()
@@ -358,6 +360,7 @@ def test_no_content_of_any_shape_crashes_it(tmp_path_factory, logs, tasks, sampl
     if isinstance(tasks, dict):
         tasks = tasks | {"sampled": {"share": 0.5, "samples": samples}}
     (run / "metrics" / "evaluate.json").write_text(json.dumps({"tasks": tasks, "bits_per_byte": bits}))
+    (run / "peek.json").write_text(json.dumps({"mixtures": {"sft": peek, "x": {"rows": [peek]}}, "gpt2": bits}))
     page(run)
 
 
