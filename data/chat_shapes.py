@@ -67,7 +67,8 @@ def conversation(turns: Iterator[Turn], skipped: Counter[str]) -> Conversation |
             skipped["tool calls"] += 1
             return None
         if role == "system":
-            system += "".join(part.text for part in parts) + "\n\n"
+            text = "".join(part.text for part in parts)
+            system += f"{text}\n\n" if text.strip() else ""
         elif joined and joined[-1][0] == role:
             joined[-1] = (role, _joined(joined[-1][1], parts))
         else:
@@ -100,14 +101,23 @@ def _sharegpt(record: Record) -> Iterator[Turn]:
     yield from _turns(record["conversations"], "conversations")
 
 
-def _alpaca(record: Record) -> Iterator[Turn]:
-    """{"instruction", "input", "output"}: the input, if there is any, after the instruction and an empty line."""
-    yield from _system(record)
-    asked = [_string(record, "instruction")]
-    if record.get("input") is not None:
-        asked.append(_string(record, "input"))
-    yield "user", (Part("text", "\n\n".join(text for text in asked if text.strip())),)
-    yield "assistant", (Part("text", _string(record, "output")),)
+def _conversation(record: Record) -> Iterator[Turn]:
+    """{"conversation": [{"role", "content"}]}: LMSYS's and WildChat's."""
+    yield from _turns(record["conversation"], "conversation")
+
+
+def _instructed(given: str, answer: str) -> Callable[[Record], Iterator[Turn]]:
+    """{"instruction", `given`, `answer`}: what is given, if there is any, after the instruction and an empty line."""
+
+    def read(record: Record) -> Iterator[Turn]:
+        yield from _system(record)
+        asked = [_string(record, "instruction")]
+        if record.get(given) is not None:
+            asked.append(_string(record, given))
+        yield "user", (Part("text", "\n\n".join(text for text in asked if text.strip())),)
+        yield "assistant", (Part("text", _string(record, answer)),)
+
+    return read
 
 
 def _prompted(answer: str) -> Callable[[Record], Iterator[Turn]]:
@@ -135,7 +145,9 @@ def _question(record: Record) -> Iterator[Turn]:
 SHAPES = (
     Shape(("messages",), _messages),
     Shape(("conversations",), _sharegpt),
-    Shape(("instruction", "output"), _alpaca),
+    Shape(("conversation",), _conversation),
+    Shape(("instruction", "output"), _instructed("input", "output")),  # Alpaca
+    Shape(("instruction", "response"), _instructed("context", "response")),  # Dolly
     Shape(("prompt", "completion"), _prompted("completion")),
     Shape(("prompt", "response"), _prompted("response")),
     Shape(("question", "answer"), _question),
@@ -145,7 +157,8 @@ SHAPES = (
 def worked_answer(answer: str) -> tuple[Part, ...]:
     """An answer of GSM8K as parts: `48/2 = <<48/2=24>>24` is text, the call 48/2, the output 24, and text.
 
-    A mark that the calculator would refuse is left out: its answer stands in the text after it anyway.
+    A mark that the calculator would refuse, or answer in another way than by rounding, is left out: what it says stands
+    in the text after it anyway.
     """
     parts: list[Part] = []
     text, position = "", 0
@@ -153,12 +166,19 @@ def worked_answer(answer: str) -> tuple[Part, ...]:
         text += answer[position : match.start()]
         position = match.end()
         expression, output = match[1].strip(), match[2].strip()
-        if output and evaluate(expression) is not None:
+        if _agree(evaluate(expression), evaluate(output)):
             parts += [Part("text", text)] if text else []
             parts += [Part("calculator", expression), Part("output", output)]
             text = ""
     text += answer[position:]
     return (*parts, Part("text", text)) if text or not parts else tuple(parts)
+
+
+def _agree(calculated: str | None, written: str | None) -> bool:
+    """Whether two numbers, as the calculator writes them, are the same but for rounding; None is no number."""
+    if calculated is None or written is None:
+        return False
+    return calculated == written or abs(float(calculated) - float(written)) <= 0.01 * max(1.0, abs(float(calculated)))
 
 
 def _string(record: Record, key: str) -> str:
@@ -184,7 +204,7 @@ def _turns(messages: Any, field: str, expected: str = "a list") -> Iterator[Turn
         name = message.get(said_by)
         if not isinstance(name, str):
             raise ValueError(f"{place} has no `role` (nor `from`)")
-        role = _ROLES.get(name)
+        role = _ROLES.get(name.lower())
         if message.get("tool_calls") or message.get("function_call"):
             role = "tool"
         if role is None:

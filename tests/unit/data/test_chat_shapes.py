@@ -30,6 +30,10 @@ RECORDS = {
     "messages": {"messages": [_wrote("user", "q"), _wrote("assistant", "a")]},
     "messages in ShareGPT's words": {"messages": [_said("human", "q"), _said("gpt", "a")]},
     "ShareGPT": {"conversations": [_said("human", "q"), _said("gpt", "a")]},
+    "roles in capitals": {"messages": [_wrote("User", "q"), _wrote("ASSISTANT", "a")]},
+    "an empty system": {"messages": [_wrote("system", " "), _wrote("user", "q"), _wrote("assistant", "a")]},
+    "LMSYS": {"conversation": [_wrote("user", "q"), _wrote("assistant", "a")]},
+    "Dolly": {"instruction": "q", "context": "", "response": "a"},
     "ShareGPT in OpenAI's words": {"conversations": [_wrote("user", "q"), _wrote("assistant", "a")]},
     "Alpaca": {"instruction": "q", "input": "", "output": "a"},
     "Alpaca without an input": {"instruction": "q", "output": "a"},
@@ -85,15 +89,15 @@ def test_a_prompt_of_messages_keeps_its_turns() -> None:
 
 
 def test_a_record_of_several_shapes_is_read_as_the_first() -> None:
-    everything: dict = {}
-    for shape, answer in reversed(list(zip(SHAPES, "abcdef", strict=True))):
-        turns = [_wrote("user", "q"), _wrote("assistant", answer)]
-        everything |= dict.fromkeys(shape.keys, "q") | {shape.keys[-1]: answer if len(shape.keys) > 1 else turns}
-    for shape, answer in zip(SHAPES, "abcdef", strict=True):
-        assert find(everything) is shape
-        assert _read(everything)[0] == (user("q"), assistant(answer))
-        del everything[shape.keys[-1]]
-    assert find(everything) is None
+    for position, shape in enumerate(SHAPES):
+        record: dict = {}
+        for other in reversed(SHAPES[position:]):
+            answer = "right" if other is shape else "wrong"
+            turns = [_wrote("user", "q"), _wrote("assistant", answer)]
+            record |= dict.fromkeys(other.keys, "q") | {other.keys[-1]: answer if len(other.keys) > 1 else turns}
+        assert find(record) is shape
+        assert _read(record)[0] == (user("q"), assistant("right"))
+    assert find({"question": "q", "text": "t"}) is None
 
 
 @pytest.mark.parametrize(
@@ -158,6 +162,10 @@ def test_worked_answers() -> None:
 
 
 def test_a_mark_the_calculator_refuses_is_left_out() -> None:
+    assert worked_answer("so <<3+4=8>>8") == (Part("text", "so 8"),)
+    assert worked_answer("<<10/3=3.33>>3.33")[:2] == (Part("calculator", "10/3"), Part("output", "3.33"))
+    assert worked_answer("<<1,000*2=2,000>>2,000")[1] == Part("output", "2,000")
+    assert worked_answer("<<2*3=six>>six") == (Part("text", "six"),)
     assert worked_answer("half is <<50%*8=4>>4") == (Part("text", "half is 4"),)
     assert worked_answer("a << b = c") == (Part("text", "a << b = c"),)
     assert worked_answer("") == (Part("text", ""),)
