@@ -4,10 +4,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+import yaml
 
-from config.paths import ROOT
+from config.paths import ROOT, TRAINING_STAGES
 from stages import resolve, shard, tokenize
 from tests.imports import PACKAGES
 
@@ -53,3 +56,22 @@ def make(root: Path) -> Path:
         for stage in (resolve, tokenize, shard):
             stage.main()
     return root
+
+
+def write_profile(root: Path, **data: Any) -> None:
+    """A profile `little` with these keys of its section `data`, its shards and downloads below `root`."""
+    values = yaml.safe_load(PROFILE.format(root=root))
+    values["data"] |= {"cache_folder": str(root / "cache"), "shard_folder": str(root / "shards"), **data}
+    if "context" in data:
+        for stage in TRAINING_STAGES:
+            values[stage] |= {"tokens": 8 * data["context"], "batch_tokens": 4 * data["context"]}
+    (root / "profiles").mkdir(exist_ok=True)
+    (root / "profiles" / "little.yaml").write_text(yaml.safe_dump(values))
+    (root / "params.yaml").write_text("profile: little\n")
+
+
+def run_stages(root: Path, *stages: ModuleType) -> None:
+    """Run stages of `little`, in this process."""
+    with current(root):
+        for stage in stages:
+            stage.main()

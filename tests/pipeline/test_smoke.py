@@ -20,6 +20,7 @@ FILES = [
     *(f"metrics/{stage}.json" for stage in (*TRAINING_STAGES, "evaluate")),
     *(f"plots/{stage}.csv" for stage in TRAINING_STAGES),
     *(f"events/{stage}.jsonl" for stage in TRAINING_STAGES),
+    "peek.json",
     "report.html",
     "chat.json",
 ]

@@ -15,7 +15,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 import data.remote as remote
 from config.errors import UserError
@@ -24,7 +23,7 @@ from data.downloads import Patience
 from data.manifest import read_manifest, verify
 from stages import resolve, shard, tokenize
 from tests.http_server import Fault, File, Server, serving
-from tests.little_repository import PROFILE, current
+from tests.little_repository import run_stages, write_profile
 
 TEXTS = [f"text {n}: the cat sat on the mat {'and ran ' * (n % 9)}" for n in range(600)]
 LINES = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
@@ -44,7 +43,7 @@ def expected(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("local")
     (root / "texts.jsonl").write_text(LINES)
     _write(root, {"path": str(root / "texts.jsonl")})
-    _run(root, resolve, tokenize, shard)
+    run_stages(root, resolve, tokenize, shard)
     return root
 
 
@@ -64,23 +63,13 @@ def root(expected: Path, tmp_path: Path) -> Path:
 
 
 def _write(root: Path, source: dict) -> None:
-    values = yaml.safe_load(PROFILE.format(root=root))
-    values["data"] |= {"pretrain": [source], "cache_folder": str(root / "cache"), "shard_folder": str(root / "shards")}
-    (root / "profiles").mkdir(exist_ok=True)
-    (root / "profiles" / "little.yaml").write_text(yaml.safe_dump(values))
-    (root / "params.yaml").write_text("profile: little\n")
-
-
-def _run(root: Path, *stages) -> None:
-    with current(root):
-        for stage in stages:
-            stage.main()
+    write_profile(root, pretrain=[source])
 
 
 def _sharded(root: Path, source: dict) -> dict:
     """The manifest of a run of shard with `source`, its files verified."""
     _write(root, source)
-    _run(root, resolve, shard)
+    run_stages(root, resolve, shard)
     manifest = read_manifest(root / "runs" / "little" / "shards" / "pretrain.json")
     verify(manifest)
     return manifest
@@ -162,7 +151,7 @@ def test_a_whole_file_of_nonsense_is_named_with_its_url(root: Path, server: Serv
     server.files["/page.jsonl"] = File(b"<html>Sign in</html>")
     _write(root, {"url": server.url("/page.jsonl?token=secret")})
     with pytest.raises(UserError, match=r"/page\.jsonl: .*line 1 is not JSON.*<html>.*delete ") as caught:
-        _run(root, resolve, shard)
+        run_stages(root, resolve, shard)
     assert "secret" not in str(caught.value)
 
 
@@ -183,7 +172,7 @@ def test_every_kind_of_file(root: Path, server: Server, kind: str, named: bool) 
 def test_as_a_command_it_is_one_line_and_status_1(root: Path, server: Server) -> None:
     server.lasting = Fault(status=404, body=b"gone")
     _write(root, {"url": server.url(PATH)})
-    _run(root, resolve)
+    run_stages(root, resolve)
     done = subprocess.run(
         [sys.executable, "-m", "stages.shard", "little"],
         cwd=root, env={"PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1", "PATH": "/usr/bin:/bin"},
@@ -195,7 +184,7 @@ def test_as_a_command_it_is_one_line_and_status_1(root: Path, server: Server) ->
 
 def test_the_list_of_sources_asks_no_server(root: Path, server: Server) -> None:
     _write(root, {"url": server.url(PATH) + "?token=secret", "sha256": SHA256})
-    _run(root, resolve)
+    run_stages(root, resolve)
     listed = json.loads((root / "runs" / "little" / "sources.json").read_text())["pretrain"]
     assert listed == [{"path": server.url(PATH), "bytes": None, "sha256": SHA256}]
     assert not server.requests
