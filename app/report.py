@@ -4,6 +4,7 @@ Same folder, same bytes: no clock, no random ids, since DVC hashes the page. A s
 says so in place of its content. The page holds no script, and its content security policy would let none run.
 """
 
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,9 @@ from app.report_results import answers, chats, data, judged_tasks, tasks
 from app.run_record import RunRecord, StageRecord, first_number, number, read_run, step_of
 from config.errors import UserError
 from config.files import write_atomic
+
+# A URL's user and password, and its query, which may hold a token: pages are shown to others.
+_SECRET = re.compile(r"""(https?://)(?:[^\s/@'"]*@)?([^\s?'"]*)(\?[^\s'"]*)?""")
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 
@@ -199,10 +203,11 @@ def _plain_or_na(value: float | None) -> str:
 def _profile(record: RunRecord) -> str:
     if record.profile is None:
         return missing("There is no profile.yaml.")
-    lines = len(record.profile.splitlines())
+    profile = _SECRET.sub(lambda url: f"{url[1]}{url[2]}{'?…' if url[3] else ''}", record.profile)
+    lines = len(profile.splitlines())
     return (
         f"<details><summary>profile.yaml, with inheritance and overrides applied ({lines} lines)</summary>"
-        f"<pre>{esc(shorten(record.profile, 60_000))}</pre></details>"
+        f"<pre>{esc(shorten(profile, 60_000))}</pre></details>"
     )
 
 

@@ -301,6 +301,14 @@ def test_a_share_just_under_its_floor_is_short(run):
 NASTY = "</pre><script>alert(1)</script>\" onload='x' & \x00\x1b[31m \u202eabc \ud83d 🦊 \x85"
 
 
+def test_secrets_of_urls_are_not_shown(run):
+    lines = ["url: https://me:word@host/a.txt?key=abc", "url: 'http://host/b.txt?sig=abc'", "url: http://host/c.txt"]
+    (run / "profile.yaml").write_text("\n".join(lines))
+    text = section(page(run), "profile")
+    assert "https://host/a.txt?…\n" in text and "http://host/b.txt?…" in text and "http://host/c.txt<" in text
+    assert "word" not in text and "abc" not in text
+
+
 def test_text_of_the_model_is_shown_and_does_nothing(run):
     path = run / "events" / "pretrain.jsonl"
     with path.open("a") as file:
