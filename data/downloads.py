@@ -114,7 +114,7 @@ def fetch(
     job = _Job(
         url=url,
         shown=shown_url(url),
-        path=folder / (name if (name := file_name(url)).lower().endswith(suffix) else name + suffix),
+        path=local_path(url, folder, suffix),
         sha256=sha256.lower() if sha256 else None,
         size=size,
         bearer=bearer,
@@ -125,6 +125,12 @@ def fetch(
         if not _is_whole(job, verify):
             _download(job, patience, progress, sleep)
     return job.path
+
+
+def local_path(url: str, folder: Path, suffix: str = "") -> Path:
+    """Where `fetch` puts a URL's file."""
+    name = file_name(url)
+    return folder / (name if name.lower().endswith(suffix) else name + suffix)
 
 
 @contextmanager

@@ -49,15 +49,24 @@ def listing(
 
     Raises UserError when the hub can't be reached, or when it has no such data set, configuration, split or file.
     """
-    asked = [endpoint(), source.hub, source.subset, source.split, source.files, source.revision]
-    digest = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
-    path = cache_folder / "hub" / f"{digest}-{(source.hub or '').replace('/', '-')}.json"
+    path = _kept_at(source, cache_folder)
     if path.exists():
         kept = read_json(path, "a list of a data set's files")
         return Listing(kept["commit"], tuple(HubFile(**file) for file in kept["files"]))
     found = _patiently(source, cache_folder, patience, sleep)
     write_json(path, {"source": source.name, **asdict(found)})
     return found
+
+
+def is_listed(source: Source, cache_folder: Path) -> bool:
+    """Whether `listing` would ask the hub nothing."""
+    return _kept_at(source, cache_folder).exists()
+
+
+def _kept_at(source: Source, cache_folder: Path) -> Path:
+    asked = [endpoint(), source.hub, source.subset, source.split, source.files, source.revision]
+    digest = hashlib.sha256(repr(asked).encode()).hexdigest()[:16]
+    return cache_folder / "hub" / f"{digest}-{(source.hub or '').replace('/', '-')}.json"
 
 
 def endpoint() -> str:

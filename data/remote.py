@@ -15,7 +15,7 @@ from typing import Any
 from config.files import read_json
 from data import hub
 from data.config import Source
-from data.downloads import Patience, fetch
+from data.downloads import Patience, fetch, local_path
 from data.text import readable_size
 
 PATIENCE = Patience()
@@ -106,6 +106,16 @@ def provenance(source: Source, cache_folder: Path) -> dict[str, Any]:
         found.append({"path": file.shown, "bytes": note["bytes"], "sha256": note["sha256"]})
     commit = {"commit": hub.listing(source, cache_folder, PATIENCE).commit} if source.hub is not None else {}
     return {**commit, "files": found}
+
+
+def known_sizes(source: Source, cache_folder: Path) -> list[tuple[str, int]]:
+    """Name and size of each file of a remote source that is here or whose size is known; no server is asked."""
+    if not is_remote(source) or (source.hub is not None and not hub.is_listed(source, cache_folder)):
+        return []
+    files = remote_files(source, cache_folder)
+    copies = [local_path(file.url, cache_folder / "files", file.suffix) for file in files]
+    sizes = [copy.stat().st_size if copy.exists() else file.bytes for file, copy in zip(files, copies, strict=True)]
+    return [(copy.name, size) for copy, size in zip(copies, sizes, strict=True) if size is not None]
 
 
 class _StoppedError(Exception):

@@ -22,7 +22,7 @@ from data.manifest import FORMAT, resolve_folder
 from data.mixture import Placed, place
 from data.packing import Packer
 from data.progress import Progress
-from data.remote import provenance
+from data.remote import known_sizes, provenance
 from data.shard_files import ShardWriter, disk_full, sweep
 from data.sources import list_files
 from data.tokenizer import Tokenizer
@@ -56,18 +56,22 @@ def build(
         temporary.write_text(json.dumps(content, indent=1) + "\n")
         temporary.replace(manifest)
     except OSError as error:
-        raise disk_full(error, folder, _estimate(sources, tok, mixture)) from error
+        cache = resolve_folder(config.cache_folder)
+        raise disk_full(error, folder, _estimate(sources, tok, mixture, cache)) from error
     return content
 
 
-def _estimate(sources: tuple[Source, ...], tok: Tokenizer, mixture: str) -> float:
+def _estimate(sources: tuple[Source, ...], tok: Tokenizer, mixture: str, cache_folder: Path) -> float:
     """Roughly the bytes that a mixture's shards take."""
     text = 0.0
     for source in sources:
         if source.builtin is not None:
             text += source.weight * 400 * (source.count or 0)
-        elif source.path is not None:
-            text += source.weight * sum(f.stat().st_size * _UNPACKED.get(f.suffix, 1.0) for f in list_files(source))
+            continue
+        sizes = known_sizes(source, cache_folder)
+        if source.path is not None:
+            sizes = [(file.name, file.stat().st_size) for file in list_files(source)]
+        text += source.weight * sum(size * _UNPACKED.get(Path(name).suffix, 1.0) for name, size in sizes)
     return text * _TOKENS_PER_BYTE * (_dtype(tok.vocab_size).itemsize + (mixture in MASKED))
 
 

@@ -11,7 +11,7 @@ import data.remote as module
 from config.errors import UserError
 from data.config import Source
 from data.downloads import Patience
-from data.remote import RemoteFile, local_copies
+from data.remote import RemoteFile, known_sizes, local_copies
 from data.sources import read_source
 from tests.http_server import Fault, File, Server, serving
 
@@ -74,3 +74,13 @@ def test_documents_bear_the_name_without_secrets(server: Server, tmp_path: Path)
     assert document.source == server.url("/3.txt")
     assert server.requests[0][0] == "/3.txt?token=secret"
     assert server.requests[0][1]["Authorization"].startswith("Basic ")
+
+
+def test_sizes_that_are_known_without_asking(server: Server, tmp_path: Path) -> None:
+    url = server.url("/3.txt")
+    assert known_sizes(Source(url=url), tmp_path) == []
+    assert [size for _, size in known_sizes(Source(url=url, bytes=6), tmp_path)] == [6]
+    assert known_sizes(Source(hub="o/set"), tmp_path) == known_sizes(Source(path="x"), tmp_path) == []
+    assert not server.requests
+    list(local_copies(Source(url=url), tmp_path))
+    assert [(name[-5:], size) for name, size in known_sizes(Source(url=url), tmp_path)] == [("3.txt", 6)]
