@@ -9,7 +9,6 @@ import codecs
 import errno
 import glob
 import gzip
-import hashlib
 import json
 import zlib
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import IO, Any
 
 from config.errors import UserError
 from config.paths import ROOT
+from data.builtin import generated
 from data.config import SUFFIXES, Source
 from data.conversation import Document
 from data.records import parse
@@ -61,7 +61,7 @@ def read_source(
     out. Raises UserError for a file that cannot be had or read, with its name and the place in it.
     """
     if source.builtin is not None:
-        yield from _generated(source, mixture, seed)
+        yield from generated(source, mixture, seed)
     elif source.path is not None:
         yield from _read_files(list_files(source), source.name, cache_folder, skipped)
     else:
@@ -88,20 +88,6 @@ def _read_files(files: list[Path], name: str, cache_folder: Path, skipped: Count
                 yield from _document(record, name, skipped)
             except ValueError as error:
                 raise UserError(f"{file}: {place}: {error}: {shortened(_as_json(record))}") from None
-
-
-def _generated(source: Source, mixture: str, seed: int) -> Iterator[Document]:
-    from data.synthetic.corpus import BUILTIN
-
-    if source.builtin not in BUILTIN:
-        raise UserError(f"no built-in source {source.builtin!r}; there are {', '.join(sorted(BUILTIN))}")
-    return BUILTIN[source.builtin](source.count, builtin_seed(source, mixture, seed))
-
-
-def builtin_seed(source: Source, mixture: str, seed: int) -> int:
-    """The generator's seed: one named in two mixtures writes different documents for each."""
-    name = f"{seed}/{mixture}/{source.builtin}"
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little")
 
 
 def _document(record: Any, name: str, skipped: Counter[str]) -> Iterator[Document]:

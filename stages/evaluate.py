@@ -11,12 +11,12 @@ from config.errors import UserError, run_main
 from config.files import write_json
 from config.paths import TRAINING_STAGES, RunPaths
 from config.profile import read_section
+from data.builtin import builtin_seed
 from data.calculator import CalculatorTool
 from data.chat import parse_reply, render_prompt
 from data.config import DataConfig
 from data.conversation import Conversation, Part
 from data.rows import Rows
-from data.sources import builtin_seed
 from data.synthetic.corpus import poems
 from data.tokenizer import Tokenizer
 from evals.bits_per_byte import bits_per_byte, evenly
