@@ -7,14 +7,15 @@ before training.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from config.errors import UserError
+from data.bulk import BulkEncoder
 from data.chat import render_batch
 from data.cleaning import CHANGED
 from data.config import DataConfig, Source
@@ -30,7 +31,7 @@ from data.tokenizer import Tokenizer
 MASKED = ("sft",)  # loss on the assistant's tokens only; elsewhere on all
 
 _BATCH_DOCUMENTS = 2048
-_BATCH_CHARACTERS = 4_000_000
+BATCH_CHARACTERS = 1_000_000
 _TOKENS_PER_BYTE = 0.3  # for the estimate of a full disk's message only
 _UNPACKED = {".gz": 3.5, ".parquet": 2.5}
 
@@ -189,13 +190,20 @@ class _Build:
         """Each document with its tokens: (2, n), ids from the document mark on and the loss mask."""
         counts, cleaning = self._counts, self._config.cleaning
         documents = place(self._mixture, self._sources, self._config.seed, share, self._cache, counts, cleaning)
-        for batch in _batches(documents):
-            yield from zip(batch, self._encode(batch), strict=True)
+        with BulkEncoder(self._tok) as bulk:
+            ahead: deque[tuple[list[Placed], Callable[[], list[np.ndarray]]]] = deque()
+            for batch in _batches(documents):
+                ahead.append((batch, bulk.submit([p.document.content for p in batch if not p.document.is_chat])))
+                if len(ahead) > bulk.workers:
+                    yield from self._finished(*ahead.popleft())
+            while ahead:
+                yield from self._finished(*ahead.popleft())
 
-    def _encode(self, batch: Sequence[Placed]) -> Iterator[np.ndarray]:
-        contents = [placed.document.content for placed in batch]
-        encoded = iter(self._tok.encode_batch([content for content in contents if isinstance(content, str)]))
-        rendered = iter(render_batch([content for content in contents if not isinstance(content, str)], self._tok))
+    def _finished(
+        self, batch: Sequence[Placed], texts: Callable[[], list[np.ndarray]]
+    ) -> Iterator[tuple[Placed, np.ndarray]]:
+        chats = [placed.document.content for placed in batch if placed.document.is_chat]
+        rendered, encoded = iter(render_batch(chats, self._tok)), iter(texts())
         for placed in batch:
             if placed.document.is_chat:
                 ids, mask = next(rendered)
@@ -210,7 +218,7 @@ class _Build:
                 tokens = np.ones((2, 1 + len(ids)), np.int32)
                 tokens[0, 0] = self._tok.bos
                 tokens[0, 1:] = ids
-            yield tokens
+            yield placed, tokens
 
 
 def _batches(documents: Iterator[Placed]) -> Iterator[list[Placed]]:
@@ -221,7 +229,7 @@ def _batches(documents: Iterator[Placed]) -> Iterator[list[Placed]]:
         batch.append(placed)
         content = placed.document.content
         characters += len(content) if isinstance(content, str) else sum(len(message.text) for message in content)
-        if len(batch) == _BATCH_DOCUMENTS or characters >= _BATCH_CHARACTERS:
+        if len(batch) == _BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
     if batch:

@@ -103,6 +103,9 @@ class Tokenizer:
             if index not in self.special_ids:
                 self._bytes[index] = bytes(_BYTE_OF[character] for character in token)
 
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[str]]:
+        return Tokenizer, (self._serialized,)  # the library's part travels to another process as its JSON
+
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
         """Learn merges from `texts`. The same texts give the same tokenizer, in any order.
