@@ -76,19 +76,14 @@ def write_shards(folder: Path, context: int, vocab: int = 32_768) -> Rows:
     """ROWS rows of random tokens in `folder`."""
     draw = np.random.default_rng(0)
     packer = Packer(context + 1, bos=0, divisible=True)
-    with ShardWriter(folder, packer, np.dtype("<u2"), False, np.ones(vocab, np.int64)) as writer:
-        for _ in range(ROWS):
-            ids = draw.integers(1, vocab, context + 1, dtype=np.int32)
-            ids[0] = 0
-            writer.add(ids, np.ones_like(ids))
-        figures = writer.finish()
-    content = {
-        "format": FORMAT,
-        "context": context,
-        "dtype": "<u2",
-        "folder": str(folder),
-        "splits": {"train": figures},
-    }
+    writer = ShardWriter(folder, packer, np.dtype("<u2"), False, np.ones(vocab, np.int64))
+    for _ in range(ROWS):
+        ids = draw.integers(1, vocab, context + 1, dtype=np.int32)
+        ids[0] = 0
+        writer.add(ids, np.ones_like(ids))
+    entry, figures = writer.finish()
+    splits = {"train": figures | {"files": [entry]}}
+    content = {"format": FORMAT, "context": context, "dtype": "<u2", "folder": str(folder), "splits": splits}
     path = folder / "manifest.json"
     path.write_text(json.dumps(content))
     return Rows(path, "train")

@@ -30,9 +30,14 @@ def verify(manifest: dict[str, Any], full: bool = True) -> None:
     folder = resolve_folder(manifest["folder"])
     for split in manifest["splits"].values():
         for entry in split["files"]:
-            _verify_file(folder / entry["name"], entry["bytes"], entry["sha256"], full)
-            if "mask_sha256" in entry:
-                _verify_file(folder / mask_name(entry["name"]), entry["mask_bytes"], entry["mask_sha256"], full)
+            verify_entry(folder, entry, full)
+
+
+def verify_entry(folder: Path, entry: dict[str, Any], full: bool = True) -> None:
+    """The same for one entry of `files`, which may be two files."""
+    _verify_file(folder / entry["name"], entry["bytes"], entry["sha256"], full)
+    if "mask_sha256" in entry:
+        _verify_file(folder / mask_name(entry["name"]), entry["mask_bytes"], entry["mask_sha256"], full)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -35,6 +35,9 @@ class Rows:
             if "mask_sha256" in entry
         ]
         self._ends = np.cumsum([entry["rows"] for entry in entries])
+        # Rows without a mask file are full, but for the end of each file's last one.
+        self._padding = [(int(end) - 1, entry["padding"]) for end, entry in zip(self._ends, entries, strict=True)]
+        self._padding = dict(pair for pair in self._padding if pair[1] and not self._masks)
 
     def __len__(self) -> int:
         return self.figures["rows"]
@@ -49,8 +52,8 @@ class Rows:
         if self._masks:
             return self._gather(self._masks, indices, np.uint8)
         mask = np.ones((len(indices), self.context + 1), np.uint8)
-        if padding := self.figures["padding"]:  # rows without a mask file are full, but for the last one's end
-            mask[indices == len(self) - 1, -padding:] = 0
+        for row, padding in self._padding.items():
+            mask[indices == row, -padding:] = 0
         return mask
 
     def read(self, indices: np.ndarray, inputs: np.ndarray, targets: np.ndarray) -> None:
@@ -66,14 +69,14 @@ class Rows:
                 target -= IGNORE  # as id + 1, so that 0 stands where nothing is learned
                 target *= self._masks[number][row, 1:]
                 target += IGNORE
-            elif index == len(self) - 1 and self.figures["padding"]:
-                target[-self.figures["padding"] :] = IGNORE
+            elif padding := self._padding.get(index):
+                target[-padding:] = IGNORE
 
     def targets(self, indices: np.ndarray) -> int:
         """How many targets of these rows are learned."""
         if self._masks:
             return int(self.target_counts[indices].sum())
-        return len(indices) * self.context - int((indices == len(self) - 1).sum()) * self.figures["padding"]
+        return len(indices) * self.context - sum(self._padding.get(row, 0) for row in indices.tolist())
 
     @cached_property
     def target_counts(self) -> np.ndarray:
@@ -81,7 +84,8 @@ class Rows:
         if self._masks:
             return np.concatenate([mask[:, 1:].sum(axis=1, dtype=np.int64) for mask in self._masks])
         counts = np.full(len(self), self.context, np.int64)
-        counts[-1] -= self.figures["padding"]
+        for row, padding in self._padding.items():
+            counts[row] -= padding
         return counts
 
     def _gather(self, files: list[np.memmap], indices: np.ndarray, dtype: type) -> np.ndarray:

@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import psutil
@@ -17,8 +17,6 @@ from config.errors import UserError
 from data.manifest import mask_name
 from data.packing import Packer, Row
 from data.text import readable_size
-
-TOKENS_PER_FILE = 100_000_000
 
 _SHARD = re.compile(r"[0-9a-f]{32}\.(bin|mask)")
 _TEMPORARY = re.compile(r"\.writing-(\d+)\.(bin|mask)")
@@ -73,50 +71,37 @@ def disk_full(error: OSError, folder: Path, needed: float) -> Exception:
 
 
 class ShardWriter:
-    """Packs documents into rows and writes them to files of at most `tokens_per_file` tokens. A context manager: what
-    is not finished when it closes leaves no file behind."""
+    """Packs documents into rows and writes them to one file, or two with masks, that appear when it is finished."""
 
-    def __init__(
-        self,
-        folder: Path,
-        packer: Packer,
-        dtype: np.dtype,
-        masked: bool,
-        byte_lengths: np.ndarray,
-        tokens_per_file: int = TOKENS_PER_FILE,
-    ) -> None:
+    def __init__(self, folder: Path, packer: Packer, dtype: np.dtype, masked: bool, byte_lengths: np.ndarray) -> None:
         self._folder, self._packer, self._dtype, self._masked = folder, packer, dtype, masked
         self._byte_lengths = byte_lengths
-        self._tokens_per_file = tokens_per_file
-        self._files: list[dict[str, Any]] = []
         self._open: list[_Writing] = []
-        self._rows_in_file = 0
+        self.tokens = 0  # of the documents taken
         self._figures = dict.fromkeys(
             ("rows", "documents", "tokens", "targets", "padding", "text_bytes", "target_bytes"), 0
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def discard(self) -> None:
+        """Remove what is not finished; nothing afterwards."""
         for file in self._open:
             file.discard()
         self._open = []
 
     def add(self, ids: np.ndarray, mask: np.ndarray) -> None:
         """Take a document: (n,) ids from the document mark on, and its loss mask."""
+        self.tokens += len(ids)
         self._figures["documents"] += 1
         self._figures["text_bytes"] += int(self._byte_lengths[ids].sum())
         for row in self._packer.add(ids, mask):
             self._write(row)
 
-    def finish(self) -> dict[str, Any]:
-        """Write what waits; the figures of all and the list of files."""
+    def finish(self) -> tuple[dict[str, Any] | None, dict[str, int]]:
+        """Write what waits and publish; the file's entry for the manifest (None: not one row), and the figures."""
         for row in self._packer.finish():
             self._write(row)
-        self._close_file()
         packing = {name: getattr(self._packer, name) for name in ("continued", "divided", "without_targets")}
-        return {**self._figures, **packing, "files": self._files}
+        return self._publish(), self._figures | packing
 
     def _write(self, row: Row) -> None:
         if not self._open:
@@ -130,16 +115,14 @@ class ShardWriter:
         self._figures["padding"] += len(row.ids) - row.filled
         self._figures["targets"] += len(learned)
         self._figures["target_bytes"] += int(self._byte_lengths[learned].sum())
-        self._rows_in_file += 1
-        if (self._rows_in_file + 1) * len(row.ids) > self._tokens_per_file:
-            self._close_file()
 
-    def _close_file(self) -> None:
+    def _publish(self) -> dict[str, Any] | None:
         if not self._open:
-            return
+            return None
         digest, size = self._open[0].finish()
         name = f"{digest[:32]}.bin"
-        entry = {"name": name, "rows": self._rows_in_file, "bytes": size, "sha256": digest}
+        entry = {"name": name, "rows": self._figures["rows"], "padding": self._figures["padding"]}
+        entry |= {"bytes": size, "sha256": digest}
         if self._masked:
             entry["mask_sha256"], entry["mask_bytes"] = self._open[1].finish()
             # Equal ids may go with another mask: the pair is named by both.
@@ -147,8 +130,8 @@ class ShardWriter:
             entry["name"] = name = f"{both[:32]}.bin"
             self._open[1].publish(self._folder / mask_name(name))
         self._open[0].publish(self._folder / name)
-        self._files.append(entry)
-        self._open, self._rows_in_file = [], 0
+        self._open = []
+        return entry
 
 
 class _Writing:

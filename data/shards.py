@@ -8,7 +8,9 @@ before training.
 
 import json
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from data.bulk import BulkEncoder
 from data.chat import render_batch
 from data.cleaning import CHANGED
 from data.config import DataConfig, Source
+from data.ledger import Chain, Ledger, Piece
 from data.manifest import FORMAT, resolve_folder
 from data.mixture import Placed, place
 from data.packing import Packer
@@ -30,6 +33,7 @@ from data.tokenizer import Tokenizer
 
 MASKED = ("sft",)  # loss on the assistant's tokens only; elsewhere on all
 
+TOKENS_PER_FILE = 10_000_000  # what a kill costs, and what is built again for a damaged file
 _BATCH_DOCUMENTS = 2048
 BATCH_CHARACTERS = 1_000_000
 _TOKENS_PER_BYTE = 0.3  # for the estimate of a full disk's message only
@@ -148,48 +152,108 @@ class _Build:
 
     def _splits(self, share: float) -> tuple[dict[str, Any], str]:
         """The figures of both splits; empty, with "all", when no document is left to train on."""
+        config = self._config
+        decisive = [FORMAT, self._mixture, config.context, self._tok.sha256, config.seed, share, TOKENS_PER_FILE]
+        ledger = Ledger(
+            self._folder, [*decisive, asdict(config.cleaning), [asdict(source) for source in self._sources]]
+        )
+        while True:
+            try:
+                return self._split(share, ledger)
+            except _OtherDocumentsError as other:  # the sources were changed: the pieces before it still hold
+                ledger.keep(other.piece)
+
+    def _split(self, share: float, ledger: Ledger) -> tuple[dict[str, Any], str]:
         for counter in (*self._counts, *self._figures):
             counter.clear()
+        self._smallest: Placed | None = None
         validation: dict[bytes, np.ndarray] = {}
-        smallest: tuple[bytes, np.ndarray] | None = None
-        with Progress(f"sharding {self._mixture}") as progress, self._writer() as writer:
-            for placed, tokens in self._tokenized(share):
-                if placed.validation:
-                    new = placed.digest not in validation  # the same text in two sources counts once
-                    validation[placed.digest] = tokens
-                    self._count(placed, tokens, "validation_documents" if new else "validation_duplicates")
-                    continue
-                if smallest is None or placed.digest < smallest[0]:
-                    smallest = (placed.digest, tokens)
-                writer.add(tokens[0], tokens[1])
-                self._count(placed, tokens, "documents")
-                progress.advance(tokens.shape[1], int(self._tok.byte_lengths[tokens[0]].sum()))
-            train = writer.finish()
-        if smallest is None or not train["rows"]:
+        known = ledger.known()
+        if known:
+            whole = sum(piece.whole for piece in known)
+            print(f"{self._mixture}: {whole} of {len(known)} shards of an earlier build are whole and stay", flush=True)
+        pieces: list[Piece] = []
+        shard: _Shard | None = None
+        try:
+            with Progress(f"sharding {self._mixture}") as progress:
+                for placed, tokens in self._tokenized(self._to_do(share, known)):
+                    text_bytes = int(self._tok.byte_lengths[tokens[0]].sum())
+                    if placed.validation:
+                        new = placed.digest not in validation  # the same text in two sources counts once
+                        validation[placed.digest] = tokens
+                        what = "validation_documents" if new else "validation_duplicates"
+                        _count(self._figures[placed.source], what, tokens, text_bytes)
+                        continue
+                    if shard is None:
+                        pieces += _next_whole(known, len(pieces))
+                        shard = _Shard(self._writer(), len(self._sources))
+                    shard.add(placed, tokens, text_bytes)
+                    progress.advance(tokens.shape[1], text_bytes)
+                    if shard.writer.tokens >= TOKENS_PER_FILE:
+                        pieces.append(shard.finish(last=False))
+                        ledger.put(len(pieces) - 1, pieces[-1])
+                        shard = None
+                if shard is not None:
+                    pieces.append(shard.finish(last=True))
+                    ledger.put(len(pieces) - 1, pieces[-1])
+                    shard = None
+                pieces += _next_whole(known, len(pieces))
+        finally:
+            if shard is not None:
+                shard.writer.discard()
+        train = _sum([piece.figures for piece in pieces])
+        if self._smallest is None or not train["rows"]:
             return {}, "all" if validation else "none"
+        train["files"] = [piece.entry for piece in pieces if piece.entry is not None]
+        for at, figures in enumerate(self._figures):
+            figures.update(_sum([piece.sources[at] for piece in pieces]))
         kind = "held out"
         if not validation:
             kind = "not held out: too few documents, so the one with the smallest hash serves for both"
-            validation = dict([smallest])
-        with self._writer() as writer:
+            ((_, tokens),) = self._tokenized([self._smallest])
+            validation = {self._smallest.digest: tokens}
+        writer = self._writer()
+        try:
             for digest in sorted(validation):  # the rows do not depend on the order of the sources
                 writer.add(validation[digest][0], validation[digest][1])
-            return {"train": train, "validation": writer.finish()}, kind
+            entry, figures = writer.finish()
+        finally:
+            writer.discard()
+        held_out = figures | {"files": [] if entry is None else [entry]}
+        return {"train": train, "validation": held_out}, kind
 
     def _writer(self) -> ShardWriter:
         packer = Packer(self._row_tokens, self._tok.bos, divisible=not self._masked)
         return ShardWriter(self._folder, packer, _dtype(self._tok.vocab_size), self._masked, self._tok.byte_lengths)
 
-    def _count(self, placed: Placed, tokens: np.ndarray, what: str) -> None:
-        figures = self._figures[placed.source]
-        figures[what] += 1
-        figures["tokens"] += tokens.shape[1]
-        figures["text_bytes"] += int(self._tok.byte_lengths[tokens[0]].sum())
-
-    def _tokenized(self, share: float) -> Iterator[tuple[Placed, np.ndarray]]:
-        """Each document with its tokens: (2, n), ids from the document mark on and the loss mask."""
+    def _to_do(self, share: float, known: list[Piece]) -> Iterator[Placed]:
+        """The documents, but those to train on that lie in whole pieces. Raises _OtherDocumentsError where the sources
+        no longer give the documents of a piece."""
         counts, cleaning = self._counts, self._config.cleaning
-        documents = place(self._mixture, self._sources, self._config.seed, share, self._cache, counts, cleaning)
+        at, chain = 0, Chain()
+        for placed in place(self._mixture, self._sources, self._config.seed, share, self._cache, counts, cleaning):
+            if placed.validation:
+                yield placed
+                continue
+            if self._smallest is None or placed.digest < self._smallest.digest:
+                self._smallest = placed
+            if at == len(known):
+                if known and known[-1].last:
+                    raise _OtherDocumentsError(at - 1)
+                yield placed
+                continue
+            chain.add(placed.digest)
+            if not known[at].whole:
+                yield placed
+            if chain.documents == known[at].documents:
+                if chain.digest != known[at].digest:
+                    raise _OtherDocumentsError(at)
+                at, chain = at + 1, Chain()
+        if at < len(known):
+            raise _OtherDocumentsError(at)
+
+    def _tokenized(self, documents: Iterable[Placed]) -> Iterator[tuple[Placed, np.ndarray]]:
+        """Each document with its tokens: (2, n), ids from the document mark on and the loss mask."""
         with BulkEncoder(self._tok) as bulk:
             ahead: deque[tuple[list[Placed], Callable[[], list[np.ndarray]]]] = deque()
             for batch in _batches(documents):
@@ -221,7 +285,50 @@ class _Build:
             yield placed, tokens
 
 
-def _batches(documents: Iterator[Placed]) -> Iterator[list[Placed]]:
+class _OtherDocumentsError(Exception):
+    """The documents are no longer those of an earlier build, from piece number `piece` on."""
+
+    def __init__(self, piece: int) -> None:
+        super().__init__(piece)
+        self.piece = piece
+
+
+class _Shard:
+    """A file in the making, with what the ledger wants to know of it."""
+
+    def __init__(self, writer: ShardWriter, sources: int) -> None:
+        self.writer = writer
+        self._chain = Chain()
+        self._sources = [Counter[str]() for _ in range(sources)]
+
+    def add(self, placed: Placed, tokens: np.ndarray, text_bytes: int) -> None:
+        self.writer.add(tokens[0], tokens[1])
+        self._chain.add(placed.digest)
+        _count(self._sources[placed.source], "documents", tokens, text_bytes)
+
+    def finish(self, last: bool) -> Piece:
+        entry, figures = self.writer.finish()
+        sources = [dict(counter) for counter in self._sources]
+        return Piece(entry, figures, sources, self._chain.documents, self._chain.digest, last)
+
+
+def _count(figures: Counter[str], what: str, tokens: np.ndarray, text_bytes: int) -> None:
+    figures.update({what: 1, "tokens": tokens.shape[1], "text_bytes": text_bytes})
+
+
+def _next_whole(known: list[Piece], start: int) -> list[Piece]:
+    """The whole pieces that follow each other from `start` on."""
+    return list(takewhile(lambda piece: piece.whole, known[start:]))
+
+
+def _sum(counts: list[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def _batches(documents: Iterable[Placed]) -> Iterator[list[Placed]]:
     """Batches bounded in documents and, as far as single documents allow, in characters."""
     batch: list[Placed] = []
     characters = 0

@@ -2,6 +2,8 @@ import errno
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,14 @@ import pytest
 
 import data.shard_files as shard_files
 from config.errors import UserError
+from data import shards
+from data.bulk import BulkEncoder
 from data.chat import render
 from data.config import DataConfig, Source
 from data.manifest import read_manifest, verify
 from data.mixture import content_hash, in_validation
-from data.rows import Rows
+from data.rows import IGNORE, Rows
+from data.shard_files import ShardWriter
 from data.shards import build
 from data.sources import read_source
 from data.tokenizer import Tokenizer
@@ -80,26 +85,147 @@ def test_chats_in_an_unmasked_mixture_are_learned_whole(
     assert mask.sum() == manifest["splits"]["train"]["tokens"]
 
 
-def test_a_wide_vocabulary_and_several_files(
+def test_a_wide_vocabulary(
     tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import data.shards as shards
-
     narrow = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
     assert narrow["dtype"] == "<u2"
     whole = _all(Rows(tmp_path / "m.json", "train"))
     monkeypatch.setattr(shards, "_dtype", lambda size: np.dtype("<u4"))
-    monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (1000,))  # tokens a file
-    wide = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
-    files = wide["splits"]["train"]["files"]
-    assert len(files) > 3
-    assert all(entry["rows"] * 33 <= 1000 for entry in files)
-    rows = Rows(tmp_path / "m.json", "train")
-    again = _all(rows)
+    wide = _build("pretrain", configure(pretrain=corpus, shard_folder=str(tmp_path / "wide")), tok, tmp_path)
+    assert wide["dtype"] == "<u4"
+    again = _all(Rows(tmp_path / "m.json", "train"))
     assert np.array_equal(whole[0], again[0])
     assert np.array_equal(whole[1], again[1])
-    some = np.array([len(rows) - 1, 0, 31, 5, 5])
-    assert np.array_equal(rows.ids(some), whole[0][some])
+
+
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "TOKENS_PER_FILE", 1000)
+
+
+def test_several_files_hold_the_same_text(
+    tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, small_files: None
+) -> None:
+    manifest = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    train = manifest["splits"]["train"]
+    assert len(train["files"]) > 5
+    assert sum(entry["rows"] for entry in train["files"]) == train["rows"]
+    rows = Rows(tmp_path / "m.json", "train")
+    ids, mask = _all(rows)
+    assert tok.byte_lengths[ids[:, 1:][mask[:, 1:] > 0]].sum() == train["target_bytes"] == train["text_bytes"]
+    assert mask.size - mask.sum() == train["padding"] == sum(entry["padding"] for entry in train["files"])
+    some = np.array([len(rows) - 1, 0, 31, 5, 5, *(np.cumsum([entry["rows"] for entry in train["files"]]) - 1)])
+    assert np.array_equal(rows.ids(some), ids[some])
+    inputs, targets = np.empty((2, len(some), 32), np.int64)
+    rows.read(some, inputs, targets)
+    assert np.array_equal(inputs, ids[some, :-1])
+    assert np.array_equal(targets, np.where(mask[some, 1:] > 0, ids[some, 1:], IGNORE))
+    assert rows.targets(some) == (targets != IGNORE).sum() == rows.target_counts[some].sum()
+
+
+class Killed(BaseException):
+    pass
+
+
+def _from_scratch(config: DataConfig, mixture: str, tok: Tokenizer, folder: Path) -> dict:
+    """What a build gives that finds nothing; without the name of its folder."""
+    folder.mkdir()
+    fresh = replace(config, shard_folder=str(folder / "shards"))
+    return _build(mixture, fresh, tok, folder) | {"folder": config.shard_folder}
+
+
+@pytest.mark.parametrize("mixture", ["pretrain", "sft"])
+def test_a_killed_build_goes_on_after_the_last_finished_file(
+    tmp_path: Path,
+    corpus: Path,
+    chats: Path,
+    configure: Configure,
+    tok: Tokenizer,
+    small_files: None,
+    monkeypatch: pytest.MonkeyPatch,
+    mixture: str,
+) -> None:
+    config = configure(pretrain=corpus, sft=chats)
+    expected = _from_scratch(config, mixture, tok, tmp_path / "scratch")
+    add, finish, added, finished = ShardWriter.add, ShardWriter.finish, [], []
+
+    def counted(writer: ShardWriter, ids: np.ndarray, mask: np.ndarray) -> None:
+        added.append(len(ids))
+        add(writer, ids, mask)
+
+    def killed(writer: ShardWriter) -> object:
+        if len(finished) == 3:
+            raise Killed
+        finished.append(len(added))
+        return finish(writer)
+
+    monkeypatch.setattr(ShardWriter, "add", counted)
+    monkeypatch.setattr(ShardWriter, "finish", killed)
+    with pytest.raises(Killed):
+        _build(mixture, config, tok, tmp_path)
+    monkeypatch.setattr(ShardWriter, "finish", finish)
+    added.clear()
+    assert _build(mixture, config, tok, tmp_path) == expected
+    documents = sum(expected["splits"][split]["documents"] for split in ("train", "validation"))
+    assert len(added) == documents - finished[-1]
+
+
+def test_a_damaged_file_is_built_again_alone(
+    tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, small_files: None, capsys
+) -> None:
+    manifest = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    files = [tmp_path / "shards" / entry["name"] for entry in manifest["splits"]["train"]["files"]]
+    before = [file.stat().st_ino for file in files]
+    _damage("damaged", files[1])
+    _damage("missing", files[3])
+    assert _build("pretrain", configure(pretrain=corpus), tok, tmp_path) == manifest
+    verify(manifest)
+    same = [file.stat().st_ino == inode for file, inode in zip(files, before, strict=True)]
+    assert same == [at not in (1, 3) for at in range(len(files))]
+    assert f"{len(files) - 2} of {len(files)} shards of an earlier build are whole" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", ["appended", "removed", "edited first", "edited late", "nothing"])
+def test_changed_sources_give_what_a_build_from_scratch_gives(
+    tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, small_files: None, change: str
+) -> None:
+    config = configure(pretrain=corpus)
+    _build("pretrain", config, tok, tmp_path)
+    lines = (corpus / "texts.jsonl").read_text().splitlines()
+    new = json.dumps({"text": "something else altogether"})
+    lines = {
+        "appended": [*lines, *(json.dumps({"text": f"more text {at}"}) for at in range(20))],
+        "removed": lines[:-30],
+        "edited first": [new, *lines[1:]],
+        "edited late": [*lines[:200], new, *lines[201:]],
+        "nothing": lines,
+    }[change]
+    (corpus / "texts.jsonl").write_text("\n".join(lines) + "\n")
+    again = _build("pretrain", config, tok, tmp_path)
+    assert again == _from_scratch(config, "pretrain", tok, tmp_path / "scratch")
+    verify(again)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[1]", '[{"entry": 1}]', "not json"])
+def test_a_spoilt_ledger_only_costs_time(
+    tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, content: str
+) -> None:
+    manifest = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    (ledger,) = (tmp_path / "shards").glob(".progress-*.json")
+    ledger.write_text(content)
+    assert _build("pretrain", configure(pretrain=corpus), tok, tmp_path) == manifest
+
+
+def test_processes_change_no_byte(
+    tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(pretrain=corpus)
+    manifests = []
+    for workers in (1, 2):
+        monkeypatch.setattr(shards, "BulkEncoder", partial(BulkEncoder, workers=workers, alone=0))
+        manifests.append(_from_scratch(config, "pretrain", tok, tmp_path / str(workers)))
+    assert manifests[0] == manifests[1]
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer) -> None:
@@ -107,6 +233,7 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path, chats: Path, config
     first = _build("sft", config, tok, tmp_path)
     assert _build("sft", config, tok, tmp_path, "again.json") == first
     assert (tmp_path / "m.json").read_bytes() == (tmp_path / "again.json").read_bytes()
+    assert _from_scratch(config, "sft", tok, tmp_path / "scratch") == first
 
 
 def test_validation_rows_do_not_depend_on_the_order(
