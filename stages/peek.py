@@ -6,6 +6,7 @@ Works once the tokenizer is there; shares and rows are shown once the shards are
 have to be downloaded leave in the cache folder.
 """
 
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -30,7 +31,8 @@ def main() -> None:
     data = read_section(paths, "data", DataConfig)
     tokenizer = Tokenizer.load(paths.tokenizer)
     found = look(data, tokenizer, {stage: paths.manifest(stage) for stage in TRAINING_STAGES})
-    console = Console(soft_wrap=False)
+    piped = not sys.stdout.isatty()  # then nobody's window folds the lines, and a search finds the names whole
+    console = Console(width=160 if piped else None)
     for mixture, figures in found["mixtures"].items():
         console.rule(f"[bold]{mixture}")
         console.print(sources_table(figures["sources"], compared=found["gpt2"] is None))

@@ -24,7 +24,7 @@ from config.profile import read_section, read_yaml
 from config.run import RunConfig
 from data.config import DataConfig
 from data.loader import Loader
-from data.manifest import read_manifest, verify
+from data.manifest import read_manifest, verify_once
 from data.rows import Rows
 from data.tokenizer import Tokenizer
 from model import publish
@@ -146,7 +146,7 @@ def _train(
     announce(telemetry, facts, parts, position)
     if position.step < updates:
         if ranks.first:
-            verify(read_manifest(paths.manifest(stage)))
+            verify_once(read_manifest(paths.manifest(stage)))
         loader = Loader(
             Rows(paths.manifest(stage), "train"),
             rows_per_update,

@@ -1,5 +1,7 @@
 import errno
+import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +17,7 @@ from data import shards
 from data.bulk import BulkEncoder
 from data.chat import render
 from data.config import DataConfig, Source
-from data.manifest import read_manifest, verify
+from data.manifest import VERIFIED, read_manifest, verify, verify_once
 from data.mixture import content_hash, in_validation
 from data.rows import IGNORE, Rows
 from data.shard_files import ShardWriter
@@ -317,6 +319,40 @@ def test_a_bad_shard_is_named_and_a_new_build_mends_it(
             Rows(tmp_path / "m.json", "train")
     assert _build("sft", configure(sft=chats), tok, tmp_path) == manifest
     verify(manifest)
+
+
+def test_a_file_is_hashed_once_and_again_when_it_was_written(
+    tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(sft=chats)
+    manifest = _build("sft", config, tok, tmp_path)
+    hashed, digest = [], hashlib.file_digest
+
+    def counted(stream, name: str):
+        hashed.append(Path(stream.name).name)
+        return digest(stream, name)
+
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    verify_once(manifest)
+    names = [entry["name"] for split in manifest["splits"].values() for entry in split["files"]]
+    assert len(hashed) == 2 * len(set(names))
+    hashed.clear()
+    verify_once(manifest)
+    assert hashed == []
+    path = tmp_path / "shards" / names[0]
+    _damage("damaged", path)
+    os.utime(path, ns=(0, 1))
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"{names[0]}: damaged.*rebuild it alone"):
+            verify_once(manifest)
+    assert _build("sft", config, tok, tmp_path) == manifest
+    verify_once(manifest)
+    path.unlink()
+    with pytest.raises(UserError, match="missing"):
+        verify_once(manifest)
+    (tmp_path / "shards" / VERIFIED).write_text("[]")
+    assert _build("sft", config, tok, tmp_path) == manifest
+    verify_once(manifest)
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"format": 99}'])
