@@ -44,7 +44,7 @@ def run_ranks(processes: int, stage: str, name: str) -> int:
     try:
         torchrun(["--standalone", f"--nproc_per_node={processes}", "-m", f"stages.{stage}", name])
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
+        rank, failure = min(error.failures.items(), key=lambda item: (_blame(item[1].exitcode), item[1].timestamp))
         if failure.exitcode < 0:
             raise UserError(
                 f"rank {rank} of {stage} was killed ({signal.Signals(-failure.exitcode).name}), perhaps for want of "
@@ -54,6 +54,14 @@ def run_ranks(processes: int, stage: str, name: str) -> int:
     except SignalException as error:
         return 128 + error.sigval
     return 0
+
+
+def _blame(exitcode: int) -> int:
+    """The order in which ranks that ended together are held to be the cause: killed from outside, ended with an error
+    (perhaps because another was killed), ended by torchrun because of the others."""
+    if exitcode == -signal.SIGTERM:
+        return 2
+    return 0 if exitcode < 0 else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """Several processes that train one model: the group they form, and the few collectives that the optimizer needs."""
 
 import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +15,29 @@ from torch import Tensor
 from config.errors import UserError
 
 TIMEOUT = timedelta(minutes=10)
+GRACE_SECONDS = 5  # several times what the launcher takes to see that a process has ended
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """Around a collective: a UserError where another process is lost.
+
+    That one says why, or the launcher does for it, and then ends this one: which gets the time for that before it
+    blames the link.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no state to save: this update can't be finished
+        time.sleep(GRACE_SECONDS)
+        cause = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"rank {os.environ.get('RANK', '?')} lost the others while they exchanged data ({cause}); look at the "
+            "link and at what they said, then run `dvc repro`: it goes on from the last checkpoint"
+        ) from None
 
 
 class Ranks:
@@ -34,7 +60,8 @@ class Ranks:
         if self.world == 1:
             return
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        dist.all_reduce(flat)
+        with _together():
+            dist.all_reduce(flat)
         for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(total.view(tensor.shape))
 
@@ -48,7 +75,8 @@ class Ranks:
         mine = whole.new_zeros((chunk, *whole.shape[1:]))
         mine[: stop - start] = whole[start:stop]
         everyone = whole.new_empty((chunk * self.world, *whole.shape[1:]))
-        _all_gather(everyone, mine)
+        with _together():
+            _all_gather(everyone, mine)
         whole.copy_(everyone[:length])
 
     def any(self, flag: bool) -> bool:
@@ -56,7 +84,8 @@ class Ranks:
         if self.world == 1:
             return flag
         value = torch.tensor(float(flag), device=self.device)
-        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        with _together():
+            dist.all_reduce(value, op=dist.ReduceOp.MAX)
         return bool(value.item())
 
     def agree(self, value: Any) -> Any:
@@ -64,12 +93,14 @@ class Ranks:
         if self.world == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, device=self.device)
+        with _together():
+            dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
     def barrier(self) -> None:
         if self.world > 1:
-            dist.barrier()
+            with _together():
+                dist.barrier()
 
 
 def join() -> Ranks:
@@ -88,7 +119,8 @@ def join() -> Ranks:
     else:
         device = torch.device("cpu")
     if world > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
+        with _together():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
         if dist.get_world_size() != world:
             raise UserError(f"{dist.get_world_size()} processes joined, {world} were launched")
     return Ranks(rank, world, device)

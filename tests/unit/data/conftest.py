@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from data import shards
 from data.config import DataConfig, Source
 from data.tokenizer import Tokenizer
 
@@ -65,3 +66,9 @@ def configure(tmp_path: Path) -> Callable[..., DataConfig]:
         return DataConfig(**{"pretrain": (Source(builtin="documents", count=1),), **sources, **settings})
 
     return make
+
+
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shard files of 1000 tokens."""
+    monkeypatch.setattr(shards, "TOKENS_PER_FILE", 1000)

@@ -1,10 +1,7 @@
 import errno
-import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,19 +14,14 @@ from data import shards
 from data.bulk import BulkEncoder
 from data.chat import render
 from data.config import DataConfig, Source
-from data.manifest import VERIFIED, read_manifest, verify, verify_once
+from data.manifest import read_manifest, verify
 from data.mixture import content_hash, in_validation
 from data.rows import IGNORE, Rows
-from data.shard_files import ShardWriter
-from data.shards import build
 from data.sources import read_source
 from data.tokenizer import Tokenizer
+from tests.shard_builds import build, from_scratch
 
 Configure = Callable[..., DataConfig]
-
-
-def _build(mixture: str, config: DataConfig, tok: Tokenizer, tmp_path: Path, name: str = "m.json") -> dict:
-    return build(mixture, getattr(config, mixture), tok, config, tmp_path / name, tmp_path / "work")
 
 
 def _all(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -37,7 +29,7 @@ def _all(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_text_comes_back_from_the_shards(tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer) -> None:
-    manifest = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    manifest = build("pretrain", configure(pretrain=corpus), tok, tmp_path)
     texts = [json.loads(line)["text"] for line in (corpus / "texts.jsonl").read_text().splitlines()]
     characters, found = 0, ""
     for split in ("train", "validation"):
@@ -62,7 +54,7 @@ def test_text_comes_back_from_the_shards(tmp_path: Path, corpus: Path, configure
 
 def test_chats_keep_their_masks(tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer) -> None:
     config = configure(sft=chats, context=64)
-    manifest = _build("sft", config, tok, tmp_path)
+    manifest = build("sft", config, tok, tmp_path)
     assert manifest["masked"]
     rows = Rows(tmp_path / "m.json", "train")
     ids, mask = _all(rows)
@@ -80,7 +72,7 @@ def test_chats_in_an_unmasked_mixture_are_learned_whole(
     tmp_path: Path, chats: Path, corpus: Path, configure: Configure, tok: Tokenizer
 ) -> None:
     config = configure(midtrain=(Source(path=str(chats)), Source(path=str(corpus))))
-    manifest = _build("midtrain", config, tok, tmp_path)
+    manifest = build("midtrain", config, tok, tmp_path)
     assert not manifest["masked"]
     ids, mask = _all(Rows(tmp_path / "m.json", "train"))
     assert tok.user_start in ids
@@ -90,26 +82,21 @@ def test_chats_in_an_unmasked_mixture_are_learned_whole(
 def test_a_wide_vocabulary(
     tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    narrow = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    narrow = build("pretrain", configure(pretrain=corpus), tok, tmp_path)
     assert narrow["dtype"] == "<u2"
     whole = _all(Rows(tmp_path / "m.json", "train"))
     monkeypatch.setattr(shards, "_dtype", lambda size: np.dtype("<u4"))
-    wide = _build("pretrain", configure(pretrain=corpus, shard_folder=str(tmp_path / "wide")), tok, tmp_path)
+    wide = build("pretrain", configure(pretrain=corpus, shard_folder=str(tmp_path / "wide")), tok, tmp_path)
     assert wide["dtype"] == "<u4"
     again = _all(Rows(tmp_path / "m.json", "train"))
     assert np.array_equal(whole[0], again[0])
     assert np.array_equal(whole[1], again[1])
 
 
-@pytest.fixture
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "TOKENS_PER_FILE", 1000)
-
-
 def test_several_files_hold_the_same_text(
     tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, small_files: None
 ) -> None:
-    manifest = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    manifest = build("pretrain", configure(pretrain=corpus), tok, tmp_path)
     train = manifest["splits"]["train"]
     assert len(train["files"]) > 5
     assert sum(entry["rows"] for entry in train["files"]) == train["rows"]
@@ -126,99 +113,6 @@ def test_several_files_hold_the_same_text(
     assert rows.targets(some) == (targets != IGNORE).sum() == rows.target_counts[some].sum()
 
 
-class Killed(BaseException):
-    pass
-
-
-def _from_scratch(config: DataConfig, mixture: str, tok: Tokenizer, folder: Path) -> dict:
-    """What a build gives that finds nothing; without the name of its folder."""
-    folder.mkdir()
-    fresh = replace(config, shard_folder=str(folder / "shards"))
-    return _build(mixture, fresh, tok, folder) | {"folder": config.shard_folder}
-
-
-@pytest.mark.parametrize("mixture", ["pretrain", "sft"])
-def test_a_killed_build_goes_on_after_the_last_finished_file(
-    tmp_path: Path,
-    corpus: Path,
-    chats: Path,
-    configure: Configure,
-    tok: Tokenizer,
-    small_files: None,
-    monkeypatch: pytest.MonkeyPatch,
-    mixture: str,
-) -> None:
-    config = configure(pretrain=corpus, sft=chats)
-    expected = _from_scratch(config, mixture, tok, tmp_path / "scratch")
-    add, finish, added, finished = ShardWriter.add, ShardWriter.finish, [], []
-
-    def counted(writer: ShardWriter, ids: np.ndarray, mask: np.ndarray) -> None:
-        added.append(len(ids))
-        add(writer, ids, mask)
-
-    def killed(writer: ShardWriter) -> object:
-        if len(finished) == 3:
-            raise Killed
-        finished.append(len(added))
-        return finish(writer)
-
-    monkeypatch.setattr(ShardWriter, "add", counted)
-    monkeypatch.setattr(ShardWriter, "finish", killed)
-    with pytest.raises(Killed):
-        _build(mixture, config, tok, tmp_path)
-    monkeypatch.setattr(ShardWriter, "finish", finish)
-    added.clear()
-    assert _build(mixture, config, tok, tmp_path) == expected
-    documents = sum(expected["splits"][split]["documents"] for split in ("train", "validation"))
-    assert len(added) == documents - finished[-1]
-
-
-def test_a_damaged_file_is_built_again_alone(
-    tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, small_files: None, capsys
-) -> None:
-    manifest = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
-    files = [tmp_path / "shards" / entry["name"] for entry in manifest["splits"]["train"]["files"]]
-    before = [file.stat().st_ino for file in files]
-    _damage("damaged", files[1])
-    _damage("missing", files[3])
-    assert _build("pretrain", configure(pretrain=corpus), tok, tmp_path) == manifest
-    verify(manifest)
-    same = [file.stat().st_ino == inode for file, inode in zip(files, before, strict=True)]
-    assert same == [at not in (1, 3) for at in range(len(files))]
-    assert f"{len(files) - 2} of {len(files)} shards of an earlier build are whole" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("change", ["appended", "removed", "edited first", "edited late", "nothing"])
-def test_changed_sources_give_what_a_build_from_scratch_gives(
-    tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, small_files: None, change: str
-) -> None:
-    config = configure(pretrain=corpus)
-    _build("pretrain", config, tok, tmp_path)
-    lines = (corpus / "texts.jsonl").read_text().splitlines()
-    new = json.dumps({"text": "something else altogether"})
-    lines = {
-        "appended": [*lines, *(json.dumps({"text": f"more text {at}"}) for at in range(20))],
-        "removed": lines[:-30],
-        "edited first": [new, *lines[1:]],
-        "edited late": [*lines[:200], new, *lines[201:]],
-        "nothing": lines,
-    }[change]
-    (corpus / "texts.jsonl").write_text("\n".join(lines) + "\n")
-    again = _build("pretrain", config, tok, tmp_path)
-    assert again == _from_scratch(config, "pretrain", tok, tmp_path / "scratch")
-    verify(again)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "[1]", '[{"entry": 1}]', "not json"])
-def test_a_spoilt_ledger_only_costs_time(
-    tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, content: str
-) -> None:
-    manifest = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
-    (ledger,) = (tmp_path / "shards").glob(".progress-*.json")
-    ledger.write_text(content)
-    assert _build("pretrain", configure(pretrain=corpus), tok, tmp_path) == manifest
-
-
 def test_processes_change_no_byte(
     tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,26 +120,26 @@ def test_processes_change_no_byte(
     manifests = []
     for workers in (1, 2):
         monkeypatch.setattr(shards, "BulkEncoder", partial(BulkEncoder, workers=workers, alone=0))
-        manifests.append(_from_scratch(config, "pretrain", tok, tmp_path / str(workers)))
+        manifests.append(from_scratch(config, "pretrain", tok, tmp_path / str(workers)))
     assert manifests[0] == manifests[1]
 
 
 def test_the_same_input_gives_the_same_bytes(tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer) -> None:
     config = configure(sft=chats)
-    first = _build("sft", config, tok, tmp_path)
-    assert _build("sft", config, tok, tmp_path, "again.json") == first
+    first = build("sft", config, tok, tmp_path)
+    assert build("sft", config, tok, tmp_path, "again.json") == first
     assert (tmp_path / "m.json").read_bytes() == (tmp_path / "again.json").read_bytes()
-    assert _from_scratch(config, "sft", tok, tmp_path / "scratch") == first
+    assert from_scratch(config, "sft", tok, tmp_path / "scratch") == first
 
 
 def test_validation_rows_do_not_depend_on_the_order(
     tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer
 ) -> None:
-    first = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    first = build("pretrain", configure(pretrain=corpus), tok, tmp_path)
     lines = (corpus / "texts.jsonl").read_text().splitlines()
     (corpus / "texts.jsonl").write_text("\n".join(lines[:100:-1]))
     (corpus / "more.jsonl").write_text("\n".join(lines[:101] + lines[:20]))  # a few twice
-    second = _build("pretrain", configure(pretrain=corpus), tok, tmp_path)
+    second = build("pretrain", configure(pretrain=corpus), tok, tmp_path)
     assert second["splits"]["validation"] == first["splits"]["validation"]
     (before,), (after,) = first["sources"], second["sources"]
     assert after["validation_documents"] == before["validation_documents"]
@@ -258,7 +152,7 @@ def test_a_corpus_of_one_document_trains(
     tmp_path: Path, configure: Configure, tok: Tokenizer, share: float, text: str
 ) -> None:
     (tmp_path / "a.txt").write_text(text)
-    manifest = _build("pretrain", configure(pretrain=tmp_path / "a.txt", validation_share=share), tok, tmp_path)
+    manifest = build("pretrain", configure(pretrain=tmp_path / "a.txt", validation_share=share), tok, tmp_path)
     assert manifest["validation"].startswith("not held out")
     for split in ("train", "validation"):
         rows = Rows(tmp_path / "m.json", split)
@@ -269,15 +163,15 @@ def test_a_corpus_of_one_document_trains(
 def test_no_text_is_an_error_that_says_what_is_needed(tmp_path: Path, configure: Configure, tok: Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": " "}\n')
     with pytest.raises(UserError, match=r"data\.pretrain: .*left out: 2 empty.*at least one"):
-        _build("pretrain", configure(pretrain=tmp_path / "a.jsonl"), tok, tmp_path)
+        build("pretrain", configure(pretrain=tmp_path / "a.jsonl"), tok, tmp_path)
     assert not (tmp_path / "m.json").exists()
     with pytest.raises(UserError, match=r"data\.sft names no source"):
-        _build("sft", configure(pretrain=tmp_path / "a.jsonl"), tok, tmp_path)
+        build("sft", configure(pretrain=tmp_path / "a.jsonl"), tok, tmp_path)
 
 
 def test_plain_text_in_sft_is_an_error(tmp_path: Path, corpus: Path, configure: Configure, tok: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"plain text in data\.sft"):
-        _build("sft", configure(sft=corpus), tok, tmp_path)
+        build("sft", configure(sft=corpus), tok, tmp_path)
 
 
 def test_a_chat_longer_than_a_row_is_continued_and_counted(
@@ -285,74 +179,12 @@ def test_a_chat_longer_than_a_row_is_continued_and_counted(
 ) -> None:
     chat = [{"role": "user", "content": "q" * 80}, {"role": "assistant", "content": "z" * 100}]
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": chat}))
-    figures = _build("sft", configure(sft=tmp_path / "a.jsonl"), tok, tmp_path)["splits"]["train"]
+    figures = build("sft", configure(sft=tmp_path / "a.jsonl"), tok, tmp_path)["splits"]["train"]
     assert figures["continued"] == 1
     assert figures["without_targets"] == 2
     assert figures["targets"] == len(tok.encode("z" * 100)) + 1
     ids, mask = _all(Rows(tmp_path / "m.json", "train"))
     assert "".join(tok.decode(i[m > 0]) for i, m in zip(ids, mask, strict=True)) == "z" * 100
-
-
-def _damage(kind: str, path: Path) -> None:
-    content = path.read_bytes()
-    if kind == "missing":
-        path.unlink()
-    else:
-        path.write_bytes({"truncated": content[:-8], "too long": content + b"\0", "damaged": b"\1" + content[1:]}[kind])
-
-
-@pytest.mark.parametrize("kind", ["missing", "truncated", "too long", "damaged"])
-@pytest.mark.parametrize("suffix", [".bin", ".mask"])
-def test_a_bad_shard_is_named_and_a_new_build_mends_it(
-    tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer, kind: str, suffix: str
-) -> None:
-    manifest = _build("sft", configure(sft=chats), tok, tmp_path)
-    verify(manifest)
-    name = Path(manifest["splits"]["train"]["files"][0]["name"]).with_suffix(suffix).name
-    _damage(kind, tmp_path / "shards" / name)
-    with pytest.raises(UserError, match=rf"{name}: {kind}.*dvc repro"):
-        verify(manifest)
-    if kind == "damaged":
-        verify(manifest, full=False)
-    else:
-        with pytest.raises(UserError, match=kind):
-            Rows(tmp_path / "m.json", "train")
-    assert _build("sft", configure(sft=chats), tok, tmp_path) == manifest
-    verify(manifest)
-
-
-def test_a_file_is_hashed_once_and_again_when_it_was_written(
-    tmp_path: Path, chats: Path, configure: Configure, tok: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = configure(sft=chats)
-    manifest = _build("sft", config, tok, tmp_path)
-    hashed, digest = [], hashlib.file_digest
-
-    def counted(stream, name: str):
-        hashed.append(Path(stream.name).name)
-        return digest(stream, name)
-
-    monkeypatch.setattr(hashlib, "file_digest", counted)
-    verify_once(manifest)
-    names = [entry["name"] for split in manifest["splits"].values() for entry in split["files"]]
-    assert len(hashed) == 2 * len(set(names))
-    hashed.clear()
-    verify_once(manifest)
-    assert hashed == []
-    path = tmp_path / "shards" / names[0]
-    _damage("damaged", path)
-    os.utime(path, ns=(0, 1))
-    for _ in range(2):
-        with pytest.raises(UserError, match=f"{names[0]}: damaged.*rebuild it alone"):
-            verify_once(manifest)
-    assert _build("sft", config, tok, tmp_path) == manifest
-    verify_once(manifest)
-    path.unlink()
-    with pytest.raises(UserError, match="missing"):
-        verify_once(manifest)
-    (tmp_path / "shards" / VERIFIED).write_text("[]")
-    assert _build("sft", config, tok, tmp_path) == manifest
-    verify_once(manifest)
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"format": 99}'])
@@ -372,7 +204,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(
 
     monkeypatch.setattr(shard_files._Writing, where, full)
     with pytest.raises(UserError, match=r"shards: disk full: about [\d.]+ k?B needed, [\d.]+ [kMG]?B free"):
-        _build("sft", configure(sft=chats), tok, tmp_path)
+        build("sft", configure(sft=chats), tok, tmp_path)
     assert list((tmp_path / "shards").iterdir()) == []
 
 
@@ -381,7 +213,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(
 ) -> None:
     (tmp_path / "shards").write_text("a file")
     with pytest.raises(UserError, match=r"shards: .*data\.shard_folder"):
-        _build("sft", configure(sft=chats), tok, tmp_path)
+        build("sft", configure(sft=chats), tok, tmp_path)
 
 
 def test_leftovers_of_a_killed_build_are_removed(
@@ -391,7 +223,7 @@ def test_leftovers_of_a_killed_build_are_removed(
     folder.mkdir()
     (folder / ".writing-4194305.bin").write_text("x")  # above the largest process id
     (folder / ".writing-1.bin").write_text("x")  # a running process
-    _build("sft", configure(sft=chats), tok, tmp_path)
+    build("sft", configure(sft=chats), tok, tmp_path)
     assert [path.name for path in folder.glob(".writing*")] == [".writing-1.bin"]
 
 
@@ -399,7 +231,7 @@ def test_pruning_keeps_what_manifests_name(
     tmp_path: Path, chats: Path, corpus: Path, configure: Configure, tok: Tokenizer
 ) -> None:
     config = configure(pretrain=corpus, sft=chats)
-    old, new = (_build(mixture, config, tok, tmp_path, f"{mixture}.json") for mixture in ("pretrain", "sft"))
+    old, new = (build(mixture, config, tok, tmp_path, f"{mixture}.json") for mixture in ("pretrain", "sft"))
     folder = tmp_path / "shards"
     (folder / "notes.txt").write_text("not ours")
     assert shard_files.prune(folder, [new], 1e9) == []
